@@ -1,0 +1,60 @@
+"""A task: a source tree with a problem, and (for graded tasks) the tests that decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from environments.base import Sandbox, SandboxSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """What the agent may know of a task. Hidden tests and reference patches are never here."""
+
+    instance_id: str
+    problem: str  # title and text of the issue
+    package: str | None = None  # name of the project, for display
+    test_command: str | None = None  # how the project's present tests are run, from the workspace
+    test_paths: tuple[str, ...] = ()  # files and folders that hold tests
+    env: Mapping[str, str] = field(default_factory=dict)  # e.g. PYTHONPATH
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a patch was graded."""
+
+    resolved: bool
+    status: str  # resolved | unresolved | empty_patch | patch_failed | error
+    fail_to_pass: Mapping[str, str] = field(default_factory=dict)  # test id -> outcome
+    pass_to_pass: Mapping[str, str] = field(default_factory=dict)
+    detail: str = ""
+    seconds: float = 0.0
+
+
+@runtime_checkable
+class Task(Protocol):
+    """One task, ready to be worked on. Sources are fetched when first needed and cached."""
+
+    instance: Instance
+
+    def tree(self) -> Path:
+        """Host folder with the original source tree (read-only for everybody)."""
+        ...
+
+    def spec(self) -> SandboxSpec:
+        """The sandbox the task needs (mounts, environment); limits may be replaced by the caller."""
+        ...
+
+    def grade(self, patch: bytes) -> Verdict | None:
+        """Grade in a fresh sandbox: original tree, patch, hidden tests. None if it has no tests."""
+        ...
+
+
+@runtime_checkable
+class SandboxOpener(Protocol):
+    """Opens a sandbox by spec; `environments.open_sandbox` is one."""
+
+    def __call__(self, spec: SandboxSpec) -> Sandbox: ...
