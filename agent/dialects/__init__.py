@@ -1,0 +1,1 @@
+"""Call syntaxes: how a model writes a tool call as text."""
