@@ -1,0 +1,198 @@
+"""Two ways to serve the same token log: one cache for ever, or the whole history every turn.
+
+Both read the ids of one `TokenLog` and sample with the same draws, so that they differ in the cache
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+from transformers import PreTrainedModel
+
+from agent.chat import Chat
+from agent.session import Finish, Session, TurnStats
+from agent.token_log import TokenLog
+from cache import AnyConfig, Sampling, make_pool
+from cache.attention import attach
+from cache.generate import DEFAULT_CHUNK
+
+ProtocolName = Literal["true_eviction", "full_context"]
+PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
+
+
+class LogChanged(RuntimeError):
+    """Ids that were fed already are not what the log says now."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model said: ids (a stop id included), their text, why it ended, what it cost."""
+
+    ids: tuple[int, ...]
+    text: str
+    finish: Finish
+    stats: TurnStats
+
+
+class ReplyProtocol(Protocol):
+    """Turns a log into the next reply; the caller appends the reply's ids to the log."""
+
+    name: str
+
+    def reply(
+        self,
+        log: TokenLog,
+        *,
+        max_new_tokens: int,
+        stop_text: Callable[[str], bool] | None = None,
+        on_text: Callable[[str], None] | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Reply:
+        """The next assistant turn after everything in `log`.
+
+        stop_text: told the reply so far after each id, ends it by True. on_text: told the same
+        text, for display. on_prefill: told (ids fed, ids to feed).
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the cache."""
+        ...
+
+
+class _CacheProtocol:
+    """What both protocols share: feeding a session what it lacks, and sampling a turn."""
+
+    name: ProtocolName
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        chat: Chat,
+        config: AnyConfig,
+        *,
+        sampling: Sampling,
+        chunk: int = DEFAULT_CHUNK,
+    ) -> None:
+        self.chat = chat
+        self._model, self._config = model, config
+        self._sampling, self._chunk = sampling, chunk
+        attach(model)
+        self._pool = make_pool(model, config)
+        self._start()
+
+    def _start(self) -> None:
+        self.session = Session(
+            self._model, self._config, sampling=self._sampling, chunk=self._chunk, pool=self._pool
+        )
+        self._pinned = 0
+        self._fed_digest: tuple[int, str] | None = None
+
+    def reply(
+        self,
+        log: TokenLog,
+        *,
+        max_new_tokens: int,
+        stop_text: Callable[[str], bool] | None = None,
+        on_text: Callable[[str], None] | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Reply:
+        self._check_prefix(log)
+        session, chat = self.session, self.chat
+        session.begin_turn()
+        self._pin(log)
+        new = log.ids[session.cache.seen :]
+        progress = None
+        if on_prefill is not None:
+            total, report = len(new), on_prefill
+
+            def progress(fed: int) -> None:
+                report(fed, total)
+
+        session.feed(new, on_progress=progress)
+
+        def stop(drawn: list[int]) -> bool:
+            text = chat.text(drawn)
+            if on_text is not None:
+                on_text(text)
+            return stop_text is not None and stop_text(text)
+
+        watched = stop if stop_text is not None or on_text is not None else None
+        ids, finish = session.sample(
+            max_new_tokens=max_new_tokens, stop_ids=chat.stop_ids, stop=watched
+        )
+        self._fed_digest = (len(log), log.digest(len(log)))
+        return Reply(tuple(ids), chat.text(ids), finish, session.turn_stats())
+
+    def close(self) -> None:
+        self.session.close()
+
+    def _check_prefix(self, log: TokenLog) -> None:
+        if self._fed_digest is None:
+            return
+        length, digest = self._fed_digest
+        if len(log) < length or log.digest(length) != digest:
+            raise LogChanged(
+                f"the first {length} ids of the log changed after they were fed; a persistent cache "
+                "can only be appended to"
+            )
+
+    def _pin(self, log: TokenLog) -> None:
+        spans = log.pinned_spans()
+        for start, stop in spans[self._pinned :]:
+            self.session.cache.pin(start, stop)
+        self._pinned = len(spans)
+
+
+class TrueEviction(_CacheProtocol):
+    """One cache across all turns: each turn feeds only the ids that are new."""
+
+    name: ProtocolName = "true_eviction"
+
+
+class FullContext(_CacheProtocol):
+    """A fresh cache every turn: all ids are prefilled again and compressed afresh."""
+
+    name: ProtocolName = "full_context"
+
+    def reply(
+        self,
+        log: TokenLog,
+        *,
+        max_new_tokens: int,
+        stop_text: Callable[[str], bool] | None = None,
+        on_text: Callable[[str], None] | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Reply:
+        self._check_prefix(log)
+        self.session.close()
+        self._start()
+        return super().reply(
+            log,
+            max_new_tokens=max_new_tokens,
+            stop_text=stop_text,
+            on_text=on_text,
+            on_prefill=on_prefill,
+        )
+
+
+def make_protocol(
+    name: str,
+    model: PreTrainedModel,
+    chat: Chat,
+    config: AnyConfig,
+    *,
+    sampling: Sampling,
+    chunk: int = DEFAULT_CHUNK,
+) -> ReplyProtocol:
+    """The protocol called `name`. Raises ValueError for an unknown one."""
+    known: dict[str, type[_CacheProtocol]] = {
+        "true_eviction": TrueEviction,
+        "full_context": FullContext,
+    }
+    if name not in known:
+        raise ValueError(f"unknown protocol {name!r}; there are: {', '.join(known)}")
+    return known[name](model, chat, config, sampling=sampling, chunk=chunk)

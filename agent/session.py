@@ -1,0 +1,140 @@
+"""One stream through one cache: feed ids, sample ids, and say what it cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from cache import AnyConfig, EvictingCache, Pool, Sampling, decode, prefill
+
+Finish = Literal["stop", "stop_text", "length"]
+
+
+@dataclass(frozen=True)
+class TurnStats:
+    """What one turn cost. Tokens are counts of one layer; seconds are wall time.
+
+    fed: ids prefilled; sampled: ids drawn; seen: ids fed since the stream began; resident: slots
+    held at the end; peak_tokens: most held at once during the turn; cache_bytes, peak_bytes: of
+    all cache tensors; evictions, evicted_tokens: of this turn.
+    """
+
+    fed: int
+    sampled: int
+    seen: int
+    resident: int
+    peak_tokens: int
+    cache_bytes: int
+    peak_bytes: int
+    evictions: int
+    evicted_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    eviction_seconds: float
+
+
+class Session:
+    """A model and the cache of one stream. Eviction time is not part of prefill or decode time."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: AnyConfig,
+        *,
+        sampling: Sampling,
+        chunk: int,
+        pool: Pool | None = None,
+    ) -> None:
+        self.model = model
+        self.sampling = sampling
+        self.chunk = chunk
+        self.cache = EvictingCache(model, config, pool=pool)
+        self._logits: torch.Tensor | None = None
+        self.begin_turn()
+
+    def begin_turn(self) -> None:
+        """Start counting a new turn."""
+        stats = self.cache.stats
+        self._before = (stats.evictions, stats.evicted_tokens, stats.eviction_seconds)
+        self._fed = self._sampled = 0
+        self._prefill_seconds = self._decode_seconds = 0.0
+        stats.peak_tokens = self.cache.resident
+
+    def feed(self, ids: Sequence[int], *, on_progress: Callable[[int], None] | None = None) -> None:
+        """Prefill `ids` behind what the stream has; `on_progress` hears the ids fed so far."""
+        began, evicting = time.perf_counter(), self.cache.stats.eviction_seconds
+        before = self.cache.seen
+        self._logits = None
+        try:
+            self._logits = prefill(
+                self.model, self.cache, ids, chunk=self.chunk, on_chunk=on_progress
+            )
+        finally:
+            self._fed += self.cache.seen - before
+            spent = time.perf_counter() - began
+            self._prefill_seconds += spent - (self.cache.stats.eviction_seconds - evicting)
+
+    def sample(
+        self,
+        *,
+        max_new_tokens: int,
+        stop_ids: Collection[int],
+        stop: Callable[[list[int]], bool] | None = None,
+    ) -> tuple[list[int], Finish]:
+        """Draw ids until a stop id, until `stop` says so of all ids drawn, or up to the limit.
+
+        The last id is not fed: it goes in front of the next turn. Raises RuntimeError when nothing
+        was fed before, ValueError for a limit below 1.
+        """
+        if self._logits is None:
+            raise RuntimeError("feed the prompt first: there are no logits to sample from")
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={max_new_tokens}: a reply has at least one token")
+        logits, self._logits = self._logits, None
+        began, evicting = time.perf_counter(), self.cache.stats.eviction_seconds
+        drawn: list[int] = []
+        finish: Finish = "length"
+        try:
+            for token in decode(self.model, self.cache, logits, sampling=self.sampling):
+                drawn.append(token)
+                if token in stop_ids:
+                    finish = "stop"
+                    break
+                if stop is not None and stop(drawn):
+                    finish = "stop_text"
+                    break
+                if len(drawn) >= max_new_tokens:
+                    break
+        finally:
+            self._sampled += len(drawn)
+            spent = time.perf_counter() - began
+            self._decode_seconds += spent - (self.cache.stats.eviction_seconds - evicting)
+        return drawn, finish
+
+    def turn_stats(self) -> TurnStats:
+        """What happened since `begin_turn`."""
+        cache, stats = self.cache, self.cache.stats
+        evictions, evicted, seconds = self._before
+        return TurnStats(
+            fed=self._fed,
+            sampled=self._sampled,
+            seen=cache.seen,
+            resident=cache.resident,
+            peak_tokens=stats.peak_tokens,
+            cache_bytes=cache.nbytes,
+            peak_bytes=cache.peak_bytes,
+            evictions=stats.evictions - evictions,
+            evicted_tokens=stats.evicted_tokens - evicted,
+            prefill_seconds=self._prefill_seconds,
+            decode_seconds=self._decode_seconds,
+            eviction_seconds=stats.eviction_seconds - seconds,
+        )
+
+    def close(self) -> None:
+        """Give the cache's row back."""
+        self.cache.close()

@@ -1,0 +1,97 @@
+"""The attention function that reads an `EvictingCache`.
+
+It is registered with transformers under a name of its own and chosen per model by `attach`; nothing
+that other models use is changed. It gets rotated queries, hands the newest ones to the cache, and
+builds its own mask: all slots that were there before a forward pass are older than every new token,
+so causality is lower-right over the slots, whatever their order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+from cache.support import require_supported
+
+if TYPE_CHECKING:
+    from cache.evicting_cache import EvictingCache
+
+NAME = "evicting"
+_OWNER = "evicting_cache"
+_UNSERVED = ("sliding_window", "softcap", "s_aux")
+
+
+def attach(model: PreTrainedModel) -> None:
+    """Make `model` attend through this module; harmless when it does already.
+
+    Raises UnsupportedModel when the architecture cannot be served.
+    """
+    if model.config._attn_implementation == NAME:
+        return
+    require_supported(model.config)
+    AttentionInterface.register(NAME, evicting_attention)
+    model.set_attn_implementation(NAME)
+
+
+def mark_owner(keys: torch.Tensor, owner: EvictingCache) -> None:
+    """Say which cache a view of keys belongs to; the view is what the attention function gets."""
+    setattr(keys, _OWNER, owner)
+
+
+def evicting_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of `query` [1, H_q, q, D] over `key`, `value` [1, H_kv, T, D]; [1, q, H_q, D].
+
+    `attention_mask` is not used: transformers makes none for this name. Raises ValueError for a
+    batch of sequences and for features it does not compute.
+    """
+    for name in _UNSERVED:
+        if kwargs.get(name) is not None:
+            raise ValueError(f"attention with {name}={kwargs[name]} is not served by {NAME!r}")
+    batch, query_heads, length, dim = query.shape
+    if batch != 1:
+        raise ValueError(
+            f"{NAME!r} attention takes one sequence at a time, not a batch of {batch}: it cannot see "
+            "padding; use a cache per sequence"
+        )
+    scale = scaling if scaling is not None else dim**-0.5
+    owner: EvictingCache | None = getattr(key, _OWNER, None)
+    if owner is not None:
+        owner.observe(int(module.layer_idx), query, scale)  # type: ignore[arg-type]
+    group = query_heads // key.shape[1]
+    # Folding the query group into the query length reads each key once.
+    folded = query.reshape(1, key.shape[1], group * length, dim)
+    mask = None
+    if length > 1:
+        mask = (
+            owner.causal_mask(length, key.shape[2], query)
+            if owner is not None
+            else lower_right_mask(length, key.shape[2], query)
+        )
+        mask = mask.repeat(group, 1)
+    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
+    out = out.reshape(1, query_heads, length, value.shape[-1])
+    if owner is not None:
+        owner.finish_layer(int(module.layer_idx))  # type: ignore[arg-type]
+    return out.transpose(1, 2), None
+
+
+def lower_right_mask(queries: int, keys: int, like: torch.Tensor) -> torch.Tensor:
+    """Additive mask [queries, keys]: the last query sees all keys, each one before it one fewer."""
+    hidden = torch.ones(queries, keys, dtype=torch.bool, device=like.device).triu(
+        keys - queries + 1
+    )
+    return torch.zeros(queries, keys, dtype=like.dtype, device=like.device).masked_fill_(
+        hidden, float("-inf")
+    )

@@ -1,0 +1,305 @@
+"""EvictingCache: one session's keys and values, cut back to a budget and never rebuilt.
+
+Two lengths are told apart. Logical: tokens the stream has had (`get_seq_length`), from which
+positions go on. Physical: slots held now (`get_mask_sizes`, `get_query_offset`). The session calls
+`evict` after a forward pass, never inside one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
+
+from cache.attention import attach, lower_right_mask, mark_owner
+from cache.budgets import ceil_blocks
+from cache.config import AnyConfig, DenseConfig, Phase
+from cache.methods import make_method
+from cache.methods.base import Observation
+from cache.policy import Policy
+from cache.query_window import QueryWindow
+from cache.selection import keep_largest
+from cache.stats import CacheStats, EvictionRecord
+from cache.store import Pool
+
+
+class EvictingCache(Cache):
+    """A transformers cache for one sequence that evicts under a budget.
+
+    Args:
+        model: the model it will serve; `attach(model)` is called.
+        config: method, budget and schedule.
+        pool: where its pages live; None makes a pool with one row.
+        record_kept: keep every eviction's kept sets in `stats.records` (for checks; they add up).
+
+    Raises UnsupportedModel for an architecture it cannot serve, PoolFull when no row is free.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: AnyConfig,
+        *,
+        pool: Pool | None = None,
+        record_kept: bool = False,
+    ) -> None:
+        super().__init__(layers=[])
+        attach(model)
+        shape: PreTrainedConfig = model.config.get_text_config()
+        self.config = config
+        self.num_layers: int = shape.num_hidden_layers
+        self.pool = pool if pool is not None else make_pool(model, config)
+        self.row = self.pool.take()
+        self.stats = CacheStats()
+        self.record_kept = record_kept
+        self.seen = 0
+        self._closed = False
+        self._policy = None if isinstance(config, DenseConfig) else Policy(config)
+        self._method = make_method(config)
+        self._window = QueryWindow(self._method.window if self._method else 0, self.num_layers)
+        self._scaling = [0.0] * self.num_layers
+        self._pending = 0  # tokens of the forward pass under way
+        self._mask: tuple[tuple[int, int], torch.Tensor] | None = None
+
+    # -- what transformers asks ------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.num_layers
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens seen: the next token's position."""
+        return self.seen
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Slots held, after which new tokens are stored."""
+        return self.resident
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Keys that `query_length` new tokens will be compared with, and their offset (0)."""
+        return self.resident + int(query_length), 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """No maximum: the stream may go on for ever."""
+        return -1
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False] * self.num_layers
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append [1, H_kv, q, D] to one layer; views of all its keys and values, new ones last.
+
+        The tokens count as seen once the last layer has attended to them, so that a forward pass
+        that breaks off leaves the cache as it was.
+        """
+        if self._closed:
+            raise RuntimeError("this cache was closed; make a new one")
+        batch, _, length, _ = key_states.shape
+        if batch != 1:
+            raise ValueError(f"an EvictingCache holds one sequence, not a batch of {batch}")
+        if layer_idx == 0:
+            self._pending = length
+            self._window.begin()
+            self.reserve(length)
+        total = self.resident + length
+        self.pool.write(layer_idx, self.row, key_states[0], value_states[0])
+        keys, values = self.pool.view(layer_idx, self.row, total)
+        mark_owner(keys, self)
+        return keys, values
+
+    def reset(self) -> None:
+        """Forget everything, as if newly made; pins too."""
+        row = self.row
+        self.pool.give_back(row)
+        self.row = self.pool.take()
+        self.stats = CacheStats()
+        self.seen = self._pending = 0
+        self._policy = None if isinstance(self.config, DenseConfig) else Policy(self.config)
+        self._window.clear()
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("an evicting cache cannot be cropped: what left is gone")
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        raise NotImplementedError("an EvictingCache holds one sequence; beam search needs several")
+
+    # -- what the attention function tells -------------------------------------------------------
+
+    def observe(self, layer: int, query: torch.Tensor, scaling: float) -> None:
+        """Take note of a layer's rotated queries [1, H_q, q, D] and its factor of q.k."""
+        self._scaling[layer] = scaling
+        self._window.stage(layer, query[0])
+
+    def causal_mask(self, queries: int, keys: int, like: torch.Tensor) -> torch.Tensor:
+        """`lower_right_mask`, made once for all layers of a forward pass."""
+        if self._mask is None or self._mask[0] != (queries, keys):
+            self._mask = ((queries, keys), lower_right_mask(queries, keys, like))
+        return self._mask[1]
+
+    def finish_layer(self, layer: int) -> None:
+        """After the last layer the new tokens are valid and count as seen."""
+        if layer != self.num_layers - 1:
+            return
+        self.pool.advance(self.row, self._pending, self.seen)
+        self.seen += self._pending
+        self._window.commit(self.seen)
+        self._pending, self._mask = 0, None
+        self.stats.peak_tokens = max(self.stats.peak_tokens, self.resident)
+
+    # -- size ------------------------------------------------------------------------------------
+
+    @property
+    def resident(self) -> int:
+        """Slots held per layer and KV head."""
+        return self.pool.length(self.row)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks held per layer and KV head, the partial one included."""
+        return ceil_blocks(self.resident, self.pool.block_size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors behind this cache: its pool (shared with other rows) and window."""
+        return self.pool.nbytes + self._window.nbytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes that were ever held at once, copies while growing included."""
+        return self.pool.peak_bytes + self._window.nbytes
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for `tokens` more; a token budget's own room is taken at once."""
+        needed = self.resident + tokens
+        if needed <= self.pool.capacity:
+            return
+        ceiling = self._policy.token_ceiling if self._policy else None
+        if ceiling is None or self.resident > ceiling:
+            self.pool.reserve(needed, headroom=0.25)
+        else:
+            self.pool.reserve(max(needed, ceiling + tokens))
+
+    # -- pins ------------------------------------------------------------------------------------
+
+    def pin(self, start: int, stop: int) -> None:
+        """Never evict the tokens with indices start .. stop - 1.
+
+        Raises ValueError for an empty span, for tokens that are gone, and when a token budget
+        could not hold all that must stay.
+        """
+        if not 0 <= start < stop:
+            raise ValueError(f"cannot pin tokens {start}..{stop}: not a span")
+        if self._policy is None:
+            return
+        size = self.pool.block_size
+        wanted = torch.arange(
+            start // size, ceil_blocks(min(stop, self.seen), size), device=self.block_ids.device
+        )
+        if not (self.block_ids.unsqueeze(-1) == wanted).any(-2).all():
+            raise ValueError(
+                f"tokens {start}..{stop} cannot be pinned: some were evicted already; pin a span "
+                "before the eviction that follows it"
+            )
+        self._policy.pin(start, stop)
+
+    # -- eviction --------------------------------------------------------------------------------
+
+    @property
+    def block_ids(self) -> torch.Tensor:
+        """int64 [L, H_kv, N]: the block each page holds, in slot order."""
+        return self.pool.block_ids[:, self.row, :, : self.blocks]
+
+    def kept_blocks(self) -> torch.Tensor:
+        """int64 [L, H_kv, N]: blocks held, ascending."""
+        return self.block_ids.sort(dim=-1).values
+
+    @torch.no_grad()
+    def evict(self, phase: Phase, *, last_chunk: bool = True) -> EvictionRecord | None:
+        """Cut back to the budget if `phase` and the config's schedule ask for it.
+
+        Call it after every forward pass: with phase "prefill" after each chunk of new tokens
+        (`last_chunk` for the last one), with "decode" after each generated token. Returns what
+        happened, or None. Raises ValueError when a fixed budget cannot hold what must stay.
+        """
+        began = time.perf_counter()
+        try:
+            return self._evict(phase, last_chunk)
+        finally:
+            self.stats.eviction_seconds += time.perf_counter() - began
+
+    def _evict(self, phase: Phase, last_chunk: bool) -> EvictionRecord | None:
+        policy = self._policy
+        if policy is None or not policy.due(phase, self.seen, last_chunk=last_chunk):
+            return None
+        target = policy.target(phase, seen=self.seen, resident=self.resident, last_chunk=last_chunk)
+        record = self._cut(phase, target) if self.blocks > target else None
+        if record is not None and phase == "prefill" and policy.config.prefill_eviction == "end":
+            self.pool.fit(policy.token_ceiling or int(self.resident * 1.25))
+        return record
+
+    def _cut(self, phase: Phase, target: int) -> EvictionRecord:
+        assert self._method is not None and self._policy is not None  # evict() saw to it
+        length, before = self.resident, self.blocks
+        observation = Observation(
+            queries=self._window.newest(self.seen),
+            keys=self.pool.keys[:, self.row, :, :length],
+            block_ids=self.block_ids,
+            scaling=torch.tensor(self._scaling, device=self.pool.keys.device),
+            block_size=self.pool.block_size,
+            seen=self.seen,
+            step=self.stats.evictions,
+        )
+        priorities = self._method.priorities(observation).expand_as(observation.block_ids)
+        ordered = observation.sorted_block_ids
+        keep = keep_largest(priorities, self._policy.forced_mask(ordered, self.seen), target)
+        pages = torch.zeros_like(keep).scatter_(-1, observation.order, keep)
+        self.pool.compact(self.row, pages, target)
+        record = EvictionRecord(
+            step=self.stats.evictions,
+            phase=phase,
+            seen=self.seen,
+            before=before,
+            after=target,
+            kept=self.kept_blocks().cpu() if self.record_kept else None,
+        )
+        self.stats.evictions += 1
+        self.stats.evicted_tokens += length - self.resident
+        if self.record_kept:
+            self.stats.records.append(record)
+        return record
+
+    def close(self) -> None:
+        """Give the row back to its pool; the cache cannot be used any more."""
+        if not self._closed:
+            self.pool.give_back(self.row)
+            self._closed = True
+
+
+def make_pool(model: PreTrainedModel, config: AnyConfig, *, rows: int = 1) -> Pool:
+    """A pool of `rows` sessions in the shape, dtype and device of `model`."""
+    shape = model.config.get_text_config()
+    heads = shape.num_attention_heads
+    dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+    return Pool(
+        layers=shape.num_hidden_layers,
+        kv_heads=getattr(shape, "num_key_value_heads", None) or heads,
+        key_dim=dim,
+        value_dim=dim,
+        block_size=config.block_size,
+        dtype=model.dtype,
+        device=model.device,
+        rows=rows,
+    )

@@ -1,0 +1,62 @@
+"""The newest rotated queries of every layer, kept for scoring."""
+
+from __future__ import annotations
+
+import torch
+
+
+class QueryWindow:
+    """A ring of the newest `size` queries of all layers; the query of token i is at i mod size.
+
+    Queries of a forward pass are staged and written at its end, in one step for all layers: a pass
+    that breaks off changes nothing.
+    """
+
+    def __init__(self, size: int, layers: int) -> None:
+        self.size = size
+        self._staged: list[torch.Tensor | None] = [None] * layers
+        self._ring: torch.Tensor | None = None  # [L, H_q, size, D]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the ring."""
+        return self._ring.nbytes if self._ring is not None else 0
+
+    def clear(self) -> None:
+        """Forget all queries."""
+        self._ring = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Drop what an unfinished forward pass staged."""
+        self._staged = [None] * len(self._staged)
+
+    def stage(self, layer: int, queries: torch.Tensor) -> None:
+        """Note a layer's new queries [H_q, q, D]; the newest `size` matter."""
+        if self.size:
+            # A copy, so that a chunk's whole query tensor is not kept alive.
+            self._staged[layer] = queries[:, -self.size :].clone()
+
+    def commit(self, seen: int) -> None:
+        """Write what was staged; the last staged query belongs to token `seen` - 1."""
+        if not self.size:
+            return
+        new = torch.stack([q for q in self._staged if q is not None])
+        self.begin()
+        if self._ring is None:
+            shape = (*new.shape[:2], self.size, new.shape[3])
+            self._ring = torch.zeros(shape, dtype=new.dtype, device=new.device)
+        count = new.shape[2]
+        slots = torch.arange(seen - count, seen, device=new.device) % self.size
+        self._ring[:, :, slots] = new
+
+    def newest(self, seen: int) -> torch.Tensor:
+        """[L, H_q, min(size, seen), D], oldest first. Raises RuntimeError before the first pass."""
+        if self._ring is None:
+            raise RuntimeError(
+                "no queries were observed: the model does not run the 'evicting' attention "
+                "(its attn_implementation was changed after the cache was made)"
+            )
+        count = min(self.size, seen)
+        slots = torch.arange(seen - count, seen, device=self._ring.device) % self.size
+        return self._ring[:, :, slots]

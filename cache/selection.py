@@ -1,0 +1,32 @@
+"""Which blocks stay, given their weights: the K largest, or a weighted reservoir."""
+
+from __future__ import annotations
+
+import torch
+
+
+def reservoir_priorities(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Log of the mean over i of u_i^(1/w), up to a constant (Eq. 6; n = 1: Efraimidis-Spirakis).
+
+    weights: float64 [...], non-negative; uniforms: float64 [..., n] in (0, 1). Returns [...].
+    In log space since u^(1/w) underflows once w is about 1/N (at N = 2048 most are zero in
+    float32). A weight of 0 gives -inf.
+    """
+    exponents = uniforms.log() / weights.double().unsqueeze(-1)
+    return torch.logsumexp(exponents, dim=-1)
+
+
+def keep_largest(priorities: torch.Tensor, forced: torch.Tensor, count: int) -> torch.Tensor:
+    """Mask of the `count` blocks that stay: all forced ones, then the largest priorities.
+
+    priorities: [..., N], ordered from the oldest block to the newest; forced: bool [..., N].
+    Equal priorities go to the newer block, so the result does not depend on slot order.
+    Returns bool [..., N] with exactly `count` set. Raises ValueError when that cannot be.
+    """
+    blocks = priorities.shape[-1]
+    if not 0 <= count <= blocks:
+        raise ValueError(f"cannot keep {count} of {blocks} blocks")
+    ranked = priorities.double().masked_fill(forced, float("inf"))
+    order = ranked.flip(-1).argsort(dim=-1, descending=True, stable=True)
+    kept = (blocks - 1) - order[..., :count]
+    return torch.zeros_like(forced).scatter_(-1, kept, True)
