@@ -45,7 +45,7 @@ class Task(Protocol):
         ...
 
     def spec(self) -> SandboxSpec:
-        """The sandbox the task needs (mounts, environment); limits may be replaced by the caller."""
+        """The sandbox the task needs (mounts, environment); the caller may replace limits."""
         ...
 
     def grade(self, patch: bytes) -> Verdict | None:
