@@ -88,7 +88,7 @@ class _CacheProtocol:
         self.session = Session(
             self._model, self._config, sampling=self._sampling, chunk=self._chunk, pool=self._pool
         )
-        self._pinned = 0
+        self._pinned: set[tuple[int, int]] = set()
         self._fed_digest: tuple[int, str] | None = None
 
     def reply(
@@ -136,15 +136,15 @@ class _CacheProtocol:
         length, digest = self._fed_digest
         if len(log) < length or log.digest(length) != digest:
             raise LogChanged(
-                f"the first {length} ids of the log changed after they were fed; a persistent cache "
-                "can only be appended to"
+                f"the first {length} ids of the log changed after they were fed; a persistent "
+                "cache can only be appended to"
             )
 
     def _pin(self, log: TokenLog) -> None:
-        spans = log.pinned_spans()
-        for start, stop in spans[self._pinned :]:
-            self.session.cache.pin(start, stop)
-        self._pinned = len(spans)
+        for span in log.pinned_spans():
+            if span not in self._pinned:
+                self.session.cache.pin(*span)
+                self._pinned.add(span)
 
 
 class TrueEviction(_CacheProtocol):

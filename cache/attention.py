@@ -62,8 +62,8 @@ def evicting_attention(
     batch, query_heads, length, dim = query.shape
     if batch != 1:
         raise ValueError(
-            f"{NAME!r} attention takes one sequence at a time, not a batch of {batch}: it cannot see "
-            "padding; use a cache per sequence"
+            f"{NAME!r} attention takes one sequence at a time, not a batch of {batch}: it cannot "
+            "see padding; use a cache per sequence"
         )
     scale = scaling if scaling is not None else dim**-0.5
     owner: EvictingCache | None = getattr(key, _OWNER, None)

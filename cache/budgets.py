@@ -17,8 +17,8 @@ def check_token_budget(budget: TokenBudget, forced: int, block_size: int) -> Non
     blocks = budget.tokens // block_size
     if blocks < max(forced, 1):
         raise ValueError(
-            f"a budget of {budget.tokens} tokens is {blocks} blocks of {block_size}, fewer than the "
-            f"{max(forced, 1)} that must stay (sinks, recent window, pinned spans: "
+            f"a budget of {budget.tokens} tokens is {blocks} blocks of {block_size}, fewer than "
+            f"the {max(forced, 1)} that must stay (sinks, recent window, pinned spans: "
             f"{max(forced, 1) * block_size} tokens); raise the budget to at least that, or pin less"
         )
 

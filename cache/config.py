@@ -117,8 +117,8 @@ class NexusConfig(_Evicting):
             )
         if self.recent is not None and self.recent < self.window:
             raise ValueError(
-                f"recent={self.recent} is below window={self.window}: the observed queries' own keys "
-                "must stay; raise recent or lower window"
+                f"recent={self.recent} is below window={self.window}: the observed queries' own "
+                "keys must stay; raise recent or lower window"
             )
         return self
 

@@ -17,7 +17,7 @@ from cache.attention import attach, lower_right_mask, mark_owner
 from cache.budgets import ceil_blocks
 from cache.config import AnyConfig, DenseConfig, Phase
 from cache.methods import make_method
-from cache.methods.base import Observation
+from cache.methods.base import Method, Observation
 from cache.policy import Policy
 from cache.query_window import QueryWindow
 from cache.selection import keep_largest
@@ -57,7 +57,7 @@ class EvictingCache(Cache):
         self.seen = 0
         self._closed = False
         self._policy = None if isinstance(config, DenseConfig) else Policy(config)
-        self._method = make_method(config)
+        self._method = None if isinstance(config, DenseConfig) else make_method(config)
         self._window = QueryWindow(self._method.window if self._method else 0, self.num_layers)
         self._scaling = [0.0] * self.num_layers
         self._pending = 0  # tokens of the forward pass under way
@@ -241,17 +241,20 @@ class EvictingCache(Cache):
             self.stats.eviction_seconds += time.perf_counter() - began
 
     def _evict(self, phase: Phase, last_chunk: bool) -> EvictionRecord | None:
-        policy = self._policy
-        if policy is None or not policy.due(phase, self.seen, last_chunk=last_chunk):
+        policy, method = self._policy, self._method
+        if (
+            policy is None
+            or method is None
+            or not policy.due(phase, self.seen, last_chunk=last_chunk)
+        ):
             return None
         target = policy.target(phase, seen=self.seen, resident=self.resident, last_chunk=last_chunk)
-        record = self._cut(phase, target) if self.blocks > target else None
+        record = self._cut(policy, method, phase, target) if self.blocks > target else None
         if record is not None and phase == "prefill" and policy.config.prefill_eviction == "end":
             self.pool.fit(policy.token_ceiling or int(self.resident * 1.25))
         return record
 
-    def _cut(self, phase: Phase, target: int) -> EvictionRecord:
-        assert self._method is not None and self._policy is not None  # evict() saw to it
+    def _cut(self, policy: Policy, method: Method, phase: Phase, target: int) -> EvictionRecord:
         length, before = self.resident, self.blocks
         observation = Observation(
             queries=self._window.newest(self.seen),
@@ -262,9 +265,9 @@ class EvictingCache(Cache):
             seen=self.seen,
             step=self.stats.evictions,
         )
-        priorities = self._method.priorities(observation).expand_as(observation.block_ids)
+        priorities = method.priorities(observation).expand_as(observation.block_ids)
         ordered = observation.sorted_block_ids
-        keep = keep_largest(priorities, self._policy.forced_mask(ordered, self.seen), target)
+        keep = keep_largest(priorities, policy.forced_mask(ordered, self.seen), target)
         pages = torch.zeros_like(keep).scatter_(-1, observation.order, keep)
         self.pool.compact(self.row, pages, target)
         record = EvictionRecord(

@@ -21,7 +21,7 @@ def cache_keyword(model: PreTrainedModel) -> str:
 
 
 def forward(model: PreTrainedModel, cache: EvictingCache, ids: torch.Tensor) -> torch.Tensor:
-    """One forward pass of ids [q] on top of `cache`; float32 logits [vocabulary] of the last one."""
+    """One forward pass of ids [q] on top of `cache`; float32 logits [vocabulary] of the last."""
     taken: dict[str, Any] = {cache_keyword(model): cache}
     out = model(input_ids=ids.unsqueeze(0), use_cache=True, logits_to_keep=1, **taken)
     return out.logits[0, -1].float()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from cache.config import AnyConfig, DenseConfig, NexusConfig
+from cache.config import NexusConfig
 from cache.methods.base import Method
 from cache.methods.nexus import Nexus
 
 _METHODS: dict[type, type[Method]] = {NexusConfig: Nexus}
 
 
-def make_method(config: AnyConfig) -> Method | None:
-    """The method that `config` describes; None for dense, which never evicts."""
-    if isinstance(config, DenseConfig):
-        return None
+def make_method(config: NexusConfig) -> Method:
+    """The method that an evicting config describes."""
     return _METHODS[type(config)](config)
 
 

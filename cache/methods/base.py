@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 
@@ -62,7 +61,7 @@ class Method(ABC):
     window: newest queries the cache must keep for the method (0: none).
     """
 
-    window: ClassVar[int] | int = 0
+    window: int = 0
 
     @abstractmethod
     def __init__(self, config: AnyConfig) -> None: ...

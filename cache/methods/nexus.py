@@ -51,7 +51,7 @@ def nexus_weights(rows: torch.Tensor, config: NexusConfig) -> torch.Tensor:
 
 
 class Nexus(Method):
-    """Weights of `nexus_weights`; the reservoir's priorities of Eq. 6, or the weights themselves."""
+    """Weights of `nexus_weights`: as they are, or as the reservoir's priorities (Eq. 6)."""
 
     def __init__(self, config: AnyConfig) -> None:
         if not isinstance(config, NexusConfig):
