@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path, PurePosixPath
@@ -23,11 +23,8 @@ from environments.base import SandboxSpec
 from tasks import sources
 from tasks.grading import Exam, grade
 from tasks.instance import Instance, SandboxOpener, Verdict
+from tasks.python_setup import PythonEnv, default_python_env, environment, sandbox_spec
 from tasks.sources import Sdist
-
-ENVIRONMENT = "/opt/task-env"  # where the test dependencies are mounted in the sandbox
-
-Requirements = Callable[[Sequence[str]], Path]
 
 
 class TaskError(Exception):
@@ -62,7 +59,8 @@ class ReleasePair(BaseModel):
     def _inside(cls, value: Any) -> Any:
         for path in [value] if isinstance(value, str) else value:
             parts = PurePosixPath(path)
-            if parts.is_absolute() or ".." in parts.parts or (not parts.parts and path != "."):
+            whole = not parts.parts and not isinstance(value, str)  # the tree itself, as test path
+            if parts.is_absolute() or ".." in parts.parts or whole:
                 raise ValueError(f"{path!r} must be a path inside the source tree")
         return value
 
@@ -134,19 +132,23 @@ def load(
     file: Path | None = None,
     *,
     open_sandbox: SandboxOpener | None = None,
-    python_env: Requirements | None = None,
+    python_env: PythonEnv | None = None,
 ) -> ReleasePairTask:
     """The task of an id, ready to be worked on and graded.
 
     `open_sandbox` opens the sandbox of the grading (default: `environments.open_sandbox`);
-    `python_env` makes a folder of requirements (default: `environments.images.python_env`).
+    `python_env` makes a folder of requirements (default: `environments.python_env`).
     Nothing is fetched yet. Raises TaskError.
     """
     pair = find(instance_id, file)
     # one environment serves all instances of a file, so that it is built and mounted once
     needs = sorted(requirements(read(file)))
     return ReleasePairTask(
-        _instance(pair), pair, tuple(needs), open_sandbox or _opener(), python_env or _builder()
+        _instance(pair),
+        pair,
+        tuple(needs),
+        open_sandbox or _opener(),
+        python_env or default_python_env(),
     )
 
 
@@ -165,7 +167,7 @@ class ReleasePairTask:
     _pair: ReleasePair = field(repr=False)
     _requirements: tuple[str, ...]
     _open_sandbox: SandboxOpener = field(repr=False)
-    _python_env: Requirements = field(repr=False)
+    _python_env: PythonEnv = field(repr=False)
 
     def tree(self) -> Path:
         """The old release, unpacked. Raises FetchError."""
@@ -176,7 +178,7 @@ class ReleasePairTask:
         of the package under test."""
         packages = self._python_env(self._requirements)
         refuse_copies(packages, self._pair)
-        return SandboxSpec(mounts={str(packages): ENVIRONMENT}, env=dict(self.instance.env))
+        return sandbox_spec(self.instance.env, packages)
 
     def grade(self, patch: bytes) -> Verdict:
         """Grade in a sandbox of its own. Raises FetchError if the new release cannot be had."""
@@ -245,7 +247,7 @@ def _instance(pair: ReleasePair) -> Instance:
         package=pair.package,
         test_command=_command(pair),
         test_paths=pair.test_paths,
-        env={"PYTHONPATH": f"{pair.pythonpath}:{ENVIRONMENT}", "PYTHONDONTWRITEBYTECODE": "1"},
+        env=environment([pair.pythonpath]),
     )
 
 
@@ -258,9 +260,3 @@ def _opener() -> SandboxOpener:
     from environments import open_sandbox
 
     return open_sandbox
-
-
-def _builder() -> Requirements:
-    from environments.images import python_env
-
-    return python_env

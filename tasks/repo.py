@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,8 +21,8 @@ import git
 from environments.base import SandboxSpec
 from tasks.instance import Instance, Verdict
 from tasks.patches import apply_to_folder
+from tasks.python_setup import PythonEnv, default_python_env, environment, sandbox_spec
 
-ENVIRONMENT = "/opt/task-env"  # where the requirements are mounted in the sandbox
 MAX_BYTES = 4 << 30  # a copy larger than this is more likely a wrong path than a repository
 _TEST_RUNNER = "pytest<9"
 _SKIPPED_FOLDERS = frozenset(
@@ -50,11 +50,11 @@ class RepoTask:
         env: Mapping[str, str] | None = None,
         copy_to: Path | None = None,
         max_bytes: int = MAX_BYTES,
-        python_env: Callable[[Sequence[str]], Path] | None = None,
+        python_env: PythonEnv | None = None,
     ) -> None:
         """`path`: a repository, a folder in one, or any folder. `copy_to`: where the copy goes; it
         must not exist yet and is kept (default: a temporary folder that `close` removes).
-        `python_env` makes a folder of requirements (default: `environments.images.python_env`).
+        `python_env` makes a folder of requirements (default: `environments.python_env`).
         RepoError if the path is no folder or the problem is empty.
         """
         self.path = Path(path).expanduser().resolve()
@@ -72,15 +72,13 @@ class RepoTask:
             requirements = guess_requirements(self.path, with_runner=bool(tests))
         self.requirements = tuple(requirements)
         roots = ["src", "."] if (self.path / "src").is_dir() else ["."]
-        if self.requirements:
-            roots.append(ENVIRONMENT)
         self.instance = Instance(
             instance_id=f"repo-{self.path.name}",
             problem=problem.strip(),
             package=self.path.name,
             test_command=test_command or ("python -m pytest -q" if tests else None),
             test_paths=tests,
-            env={"PYTHONPATH": ":".join(roots), "PYTHONDONTWRITEBYTECODE": "1", **(env or {})},
+            env={**environment(roots), **(env or {})},
         )
 
     def tree(self) -> Path:
@@ -98,10 +96,10 @@ class RepoTask:
 
     def spec(self) -> SandboxSpec:
         """A sandbox with the requirements on the module path."""
-        mounts: dict[str, str] = {}
+        packages = None
         if self.requirements:
-            mounts[str(self._builder()(self.requirements))] = ENVIRONMENT
-        return SandboxSpec(mounts=mounts, env=dict(self.instance.env))
+            packages = (self._python_env or default_python_env())(self.requirements)
+        return sandbox_spec(self.instance.env, packages)
 
     def grade(self, patch: bytes) -> Verdict | None:
         """None: there are no hidden tests, the user decides."""
@@ -128,28 +126,20 @@ class RepoTask:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _builder(self) -> Callable[[Sequence[str]], Path]:
-        if self._python_env is not None:
-            return self._python_env
-        from environments.images import python_env
-
-        return python_env
-
 
 def read_issue(issue: str) -> str:
     """The text of an issue: that of the file `issue` names if there is one, else `issue` itself.
 
     RepoError if it looks like a path but there is no such file, or the file is not UTF-8 text.
     """
-    single = "\n" not in issue and len(issue) < 4096
-    try:
-        file = Path(issue).expanduser()
-        if single and file.is_file():
-            return file.read_text(encoding="utf-8")
-    except (OSError, RuntimeError, ValueError) as error:  # ~nobody, a NUL, not readable, not UTF-8
-        raise RepoError(f"--issue {issue[:200]}: {error}") from error
-    bare = single and not any(c.isspace() for c in issue.strip())
-    if bare and (os.sep in issue or file.suffix in (".md", ".txt", ".rst")):
+    path = os.path.expanduser(issue)  # noqa: PTH111 (Path's raises where a text begins with ~)
+    if os.path.isfile(path):  # noqa: PTH113 (Path's raises for a long text)
+        try:
+            return Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RepoError(f"--issue {issue}: {error}") from error
+    one_word = issue.strip() and not any(c.isspace() for c in issue.strip())
+    if one_word and (os.sep in issue or issue.endswith((".md", ".txt", ".rst"))):
         raise RepoError(f"--issue {issue}: no such file (a text of one word is taken for a path)")
     return issue
 
