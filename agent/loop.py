@@ -1,0 +1,373 @@
+"""The agent's loop: reply, call, observation, until something ends the run.
+
+Whatever ends it, the patch is taken.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from agent.chat import Chat
+from agent.dialects.base import Call, Dialect, ParsedTurn
+from agent.interrupts import interruptible, uninterrupted
+from agent.prompts import offered_tools, render, system_prompt, user_prompt
+from agent.protocol import Reply, ReplyProtocol
+from agent.session import TurnStats
+from agent.settings import AgentSettings
+from agent.token_log import TokenLog
+from agent.tools import TOOLS, Observation, ToolError, Workspace
+from agent.tools.context import issue_code
+from agent.tools.text import clip
+from agent.trajectory import Trajectory
+from environments.base import Patch, Sandbox, SandboxError, SandboxFileError
+from tasks.instance import Instance
+
+_LEAST_REPLY = 32  # tokens; with fewer left a call cannot be written
+
+
+class ExitReason(StrEnum):
+    """Why a run ended."""
+
+    SUBMITTED = "submitted"
+    STEP_LIMIT = "step_limit"
+    TOKEN_LIMIT = "token_limit"
+    WALL_TIME = "wall_time"
+    STUCK = "stuck"
+    FORMAT_ERRORS = "format_errors"
+    SANDBOX_LOST = "sandbox_lost"
+    INTERRUPTED = "interrupted"
+    ERROR = "error"
+
+
+class Exit(Exception):
+    """Ends the loop. The text says what the limit was, or what happened."""
+
+    def __init__(self, reason: ExitReason, detail: str = "") -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One turn of the loop, as it is shown and stored."""
+
+    number: int
+    thought: str
+    call: Call | None
+    problem: str | None  # what was wrong with the form, where no call could be read
+    observation: str
+    reply: Reply
+    ids: tuple[int, int]  # where the reply stands in the token log
+    tool_seconds: float
+    changed: bool  # whether the patch is another one now
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a run ended, and what it leaves."""
+
+    reason: ExitReason
+    detail: str
+    patch: Patch
+    steps: int
+    tokens: int  # of the whole log
+    seconds: float
+    turns: list[TurnStats] = field(default_factory=list)
+    tool_seconds: list[float] = field(default_factory=list)  # by turn
+
+
+class Watcher(Protocol):
+    """Told what happens, for display. All methods return at once."""
+
+    def opened(self, system: str, user: str, tokens: int) -> None: ...
+
+    def prefill(self, fed: int, total: int) -> None: ...
+
+    def text(self, reply_so_far: str) -> None: ...
+
+    def step(self, step: Step) -> None: ...
+
+
+class Silence:
+    """A watcher that shows nothing."""
+
+    def opened(self, system: str, user: str, tokens: int) -> None:
+        pass
+
+    def prefill(self, fed: int, total: int) -> None:
+        pass
+
+    def text(self, reply_so_far: str) -> None:
+        pass
+
+    def step(self, step: Step) -> None:
+        pass
+
+
+class Loop:
+    """One attempt at one task, in an open sandbox that holds the task's tree."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        sandbox: Sandbox,
+        chat: Chat,
+        protocol: ReplyProtocol,
+        dialect: Dialect,
+        settings: AgentSettings,
+        trajectory: Trajectory,
+        *,
+        watcher: Watcher | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.instance, self.sandbox, self.chat, self.protocol = instance, sandbox, chat, protocol
+        self.dialect, self.settings, self.limits = dialect, settings, settings.limits
+        self.trajectory, self.clock = trajectory, clock
+        self.watcher: Watcher = watcher or Silence()
+        self.log = TokenLog()
+        self.steps = 0
+        self._tools = {name: TOOLS[name] for name in offered_tools(settings, instance)}
+        self._patch = Patch(b"")
+        self._turns: list[TurnStats] = []
+        self._tool_seconds: list[float] = []
+        self._format_errors = 0
+        self._seen: Counter[tuple[str, str, bytes]] = Counter()
+
+    def run(self) -> Outcome:
+        """Work until submission or a limit. Raises nothing: what ends the run is its outcome."""
+        self._began = self.clock()
+        self._deadline = self._began + self.limits.wall_time
+        self._workspace = Workspace(
+            self.sandbox,
+            test_command=self.instance.test_command,
+            test_paths=self.instance.test_paths,
+            command_timeout=self.limits.command_timeout,
+            observation_chars=self.limits.observation_chars,
+            view_lines=self.limits.view_lines,
+            function_lines=self.limits.function_lines,
+            deadline=self._deadline,
+            clock=self.clock,
+        )
+        try:
+            with interruptible():
+                self._open()
+                while True:
+                    self._step()
+        except Exit as end:
+            reason, detail = end.reason, str(end)
+        except SandboxError as error:
+            reason, detail = ExitReason.SANDBOX_LOST, f"{type(error).__name__}: {error}"
+        except KeyboardInterrupt as error:
+            reason, detail = ExitReason.INTERRUPTED, str(error) or "SIGINT"
+        except Exception:
+            reason, detail = ExitReason.ERROR, traceback.format_exc()
+        with uninterrupted():
+            return self._close(reason, detail)
+
+    # The steps of a run
+
+    def _open(self) -> None:
+        """Turn 0: who the model is, the issue, and the code it is about."""
+        code = ""
+        if self.settings.context.code_chars:
+            code = issue_code(
+                self._workspace,
+                self.instance.problem,
+                max_chars=self.settings.context.code_chars,
+            )
+        system = system_prompt(self.settings, self.instance, self.dialect)
+        user = user_prompt(
+            self.settings, self.instance, code=_plain(code), workdir=self.sandbox.workdir
+        )
+        self.chat.open(
+            self.log,
+            system,
+            user,
+            pin_system=self.settings.pin_system,
+            pin_user=self.settings.pin_user,
+        )
+        self.trajectory.append("start", {"system": system, "user": user, "ids": [0, len(self.log)]})
+        self.watcher.opened(system, user, len(self.log))
+
+    def _step(self) -> None:
+        """One reply and what comes of it."""
+        new_tokens = self._room()
+        reply = self.protocol.reply(
+            self.log,
+            max_new_tokens=new_tokens,
+            stop_text=self._reply_is_over,
+            on_text=self.watcher.text,
+            on_prefill=self.watcher.prefill,
+        )
+        start = len(self.log)
+        self.steps += 1
+        self.log.append(reply.ids, role="assistant", kind="sampled", turn=self.steps)
+        self._turns.append(reply.stats)
+        began = self.clock()
+        turn = self.dialect.parse(reply.text)
+        end: Exit | None = None
+        before = self._patch.data
+        try:
+            observation = self._observe(turn, reply, new_tokens)
+        except SandboxError as error:
+            end = Exit(ExitReason.SANDBOX_LOST, f"{type(error).__name__}: {error}")
+            observation = Observation(f"The sandbox was lost: {error}")
+        except Exit as exit_:
+            end = exit_
+            observation = Observation(str(exit_))
+        self._tool_seconds.append(self.clock() - began)
+        text = clip(_plain(observation.text), self.limits.observation_chars + 1_000)
+        step = Step(
+            number=self.steps,
+            thought=turn.thought,
+            call=turn.call,
+            problem=turn.error.message if turn.error else None,
+            observation=text,
+            reply=reply,
+            ids=(start, len(self.log)),
+            tool_seconds=self._tool_seconds[-1],
+            changed=self._patch.data != before,
+        )
+        self.trajectory.append("step", _entry(step))
+        self.watcher.step(step)
+        if end is not None:
+            raise end
+        if observation.final:
+            raise Exit(ExitReason.SUBMITTED)
+        self.chat.bridge(self.log, text, role=self.settings.observation_role, turn=self.steps + 1)
+
+    def _room(self) -> int:
+        """Tokens the next reply may have. Raises Exit where a limit leaves none."""
+        limits = self.limits
+        if self.steps >= limits.steps:
+            raise Exit(ExitReason.STEP_LIMIT, f"{limits.steps} steps")
+        if self.clock() >= self._deadline:
+            raise Exit(ExitReason.WALL_TIME, f"{limits.wall_time:g} s")
+        left = limits.total_tokens - len(self.log)
+        if left < min(_LEAST_REPLY, limits.new_tokens):
+            raise Exit(
+                ExitReason.TOKEN_LIMIT, f"{len(self.log)} of {limits.total_tokens} tokens used"
+            )
+        return min(limits.new_tokens, left)
+
+    def _reply_is_over(self, text: str) -> bool:
+        return self.dialect.stop(text) or self.clock() >= self._deadline
+
+    def _observe(self, turn: ParsedTurn, reply: Reply, limit: int) -> Observation:
+        """Do the call, or say what is wrong with its form. Raises Exit when that was too often."""
+        if turn.call is None:
+            return self._format_error(turn, reply, limit)
+        self._format_errors = 0
+        try:
+            observation = self._tools[turn.call.name](self._workspace, turn.call.arguments)
+        except ToolError as error:
+            observation = Observation(str(error))
+        except SandboxFileError as error:
+            observation = Observation(f"{turn.call.name} failed: {error}")
+        if observation.changed:
+            self._save_patch()
+        if observation.final and not self._patch:
+            observation = Observation(self._message(self.settings.messages.nothing_changed))
+        return self._with_notes(turn.call, observation)
+
+    def _format_error(self, turn: ParsedTurn, reply: Reply, limit: int) -> Observation:
+        self._format_errors += 1
+        message = turn.error.message if turn.error else ""
+        if self._format_errors >= self.limits.format_errors:
+            raise Exit(
+                ExitReason.FORMAT_ERRORS,
+                f"{self._format_errors} malformed replies in a row; the last: {message}",
+            )
+        messages = self.settings.messages
+        template = messages.cut_off if reply.finish == "length" else messages.format_error
+        return Observation(render(template, message=message, limit=limit))
+
+    def _with_notes(self, call: Call, observation: Observation) -> Observation:
+        """Add advice, and say so when the model repeats itself. Raises Exit when it is stuck."""
+        messages, notes = self.settings.messages, []
+        # Equal results count as a repetition only where the tree is the same as well.
+        arguments = repr(sorted(call.arguments.items()))
+        key = (f"{call.name}{arguments}", observation.text, self._patch.data)
+        self._seen[key] += 1
+        if self._seen[key] >= self.limits.repeats:
+            raise Exit(ExitReason.STUCK, f"{self._seen[key]} times the same {call.name} and result")
+        if self._seen[key] > 1:
+            notes.append(self._message(messages.repeated, call=call.name))
+        elif observation.changed and call.name in ("edit", "replace_function"):
+            notes.append(self._message(messages.after_edit))
+        elif call.name in ("run", "test"):
+            notes.append(self._message(messages.after_test))
+        notes.append(self._message(messages.steps_left, left=self.limits.steps - self.steps))
+        text = "\n".join([observation.text, *(note for note in notes if note)])
+        return Observation(text, changed=observation.changed, final=observation.final)
+
+    def _message(self, template: str, **values: Any) -> str:
+        given = {"patch": bool(self._patch), "tools": list(self._tools), **values}
+        return render(template, **given).strip()
+
+    # What is kept
+
+    def _save_patch(self) -> None:
+        patch = self.sandbox.diff()
+        if patch.data != self._patch.data:
+            self.trajectory.patch(patch.data)
+        self._patch = patch
+
+    def _close(self, reason: ExitReason, detail: str) -> Outcome:
+        """Take the patch as it is now; where that fails, the last one that was saved stands."""
+        try:
+            if reason is not ExitReason.SANDBOX_LOST:
+                self._save_patch()
+        except SandboxError as error:
+            detail = f"{detail}\nThe patch is the last one saved: {error}".strip()
+        self.trajectory.patch(self._patch.data)
+        outcome = Outcome(
+            reason=reason,
+            detail=detail,
+            patch=self._patch,
+            steps=self.steps,
+            tokens=len(self.log),
+            seconds=self.clock() - self._began,
+            turns=self._turns,
+            tool_seconds=self._tool_seconds,
+        )
+        self.trajectory.append(
+            "end",
+            {
+                "exit": reason.value,
+                "detail": detail,
+                "steps": outcome.steps,
+                "tokens": outcome.tokens,
+                "seconds": round(outcome.seconds, 3),
+                "patch_files": list(self._patch.files),
+            },
+        )
+        return outcome
+
+
+def _entry(step: Step) -> dict[str, Any]:
+    call = step.call
+    return {
+        "step": step.number,
+        "thought": step.thought,
+        "call": None if call is None else {"name": call.name, "arguments": dict(call.arguments)},
+        "problem": step.problem,
+        "observation": step.observation,
+        "finish": step.reply.finish,
+        "ids": list(step.ids),
+        "sampled": list(step.reply.ids),
+        "stats": asdict(step.reply.stats),
+        "tool_seconds": round(step.tool_seconds, 4),
+        "changed": step.changed,
+    }
+
+
+def _plain(text: str) -> str:
+    """Text that can be encoded: what was no UTF-8 in a file becomes a question mark."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")

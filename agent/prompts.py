@@ -1,0 +1,82 @@
+"""The texts a model is given: the templates of a tool set, filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+
+from agent.dialects.base import Call, Dialect, ToolForm
+from agent.settings import AgentSettings, SettingsError, ToolSettings
+from tasks.instance import Instance
+
+_ENVIRONMENT = jinja2.Environment(
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=False,
+    autoescape=False,  # the output is a prompt, not a page
+)
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill a template. Raises SettingsError when it names a value that it is not given."""
+    try:
+        return _ENVIRONMENT.from_string(template).render(**values)
+    except jinja2.TemplateError as error:
+        raise SettingsError(f"template {template[:60]!r}: {error}") from error
+
+
+def offered_tools(settings: AgentSettings, instance: Instance) -> dict[str, ToolSettings]:
+    """The tools of the set that the task can use: `test` only where it names a test command."""
+    tools = dict(settings.tools)
+    if not instance.test_command:
+        tools.pop("test", None)
+    return tools
+
+
+def tool_forms(tools: Mapping[str, ToolSettings]) -> list[ToolForm]:
+    """The tools as a dialect has to know them."""
+    return [
+        ToolForm(
+            name=name,
+            required=tuple(key for key, value in tool.parameters.items() if value.required),
+            optional=tuple(key for key, value in tool.parameters.items() if not value.required),
+        )
+        for name, tool in tools.items()
+    ]
+
+
+def system_prompt(settings: AgentSettings, instance: Instance, dialect: Dialect) -> str:
+    """The system message: role, tools, syntax, worked example."""
+    tools = offered_tools(settings, instance)
+    example = [
+        {
+            "thought": turn.thought.strip(),
+            "call": dialect.render(Call(turn.call.name, turn.call.arguments)),
+            "observation": turn.observation.strip("\n"),
+        }
+        for turn in settings.example
+        if turn.call.name in tools
+    ]
+    return render(
+        settings.system,
+        tools=tools,
+        format_help=dialect.format_help,
+        example=example,
+        limits=settings.limits,
+    ).strip()
+
+
+def user_prompt(settings: AgentSettings, instance: Instance, *, code: str, workdir: str) -> str:
+    """The first user message: the issue, and the code it is about."""
+    return render(
+        settings.user,
+        problem=instance.problem.strip(),
+        package=instance.package or "",
+        test_command=instance.test_command or "",
+        code=code,
+        workdir=workdir,
+        limits=settings.limits,
+    ).strip()

@@ -1,0 +1,166 @@
+"""What a run is made of besides task and model: prompts, tools, limits. Read from YAML.
+
+A tool set is one YAML file of `agent/config/` or of the user's own; every value of it can be
+overridden by a dotted key (`limits.steps=30`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class SettingsError(ValueError):
+    """A tool set that cannot be read, or an override that does not fit it."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ParameterSettings(_Strict):
+    """One parameter of a tool, as the model is told of it."""
+
+    description: str
+    required: bool = True
+
+
+class ToolSettings(_Strict):
+    """One tool, as the model is told of it."""
+
+    description: str
+    parameters: dict[str, ParameterSettings] = Field(default_factory=dict)
+
+
+class ExampleCall(_Strict):
+    """A call of the worked example."""
+
+    name: str
+    arguments: dict[str, str] = Field(default_factory=dict)
+
+
+class ExampleTurn(_Strict):
+    """One step of the worked example; it is written in the tool set's own dialect."""
+
+    thought: str = ""
+    call: ExampleCall
+    observation: str = ""
+
+
+class Limits(_Strict):
+    """When a run ends, and how much it may do and show."""
+
+    steps: int = Field(20, ge=1, description="replies of the model")
+    new_tokens: int = Field(512, ge=1, description="tokens of one reply")
+    total_tokens: int = Field(16_000, ge=1, description="tokens of the whole run")
+    wall_time: float = Field(600.0, gt=0, description="seconds")
+    command_timeout: float = Field(60.0, gt=0, description="seconds of one command")
+    observation_chars: int = Field(3_000, ge=200, description="characters of one observation")
+    view_lines: int = Field(80, ge=5, description="lines shown at once")
+    function_lines: int = Field(60, ge=1, description="longest function replaced whole")
+    repeats: int = Field(3, ge=2, description="equal calls with equal results that end as stuck")
+    format_errors: int = Field(4, ge=1, description="malformed replies in a row that end the run")
+
+
+class ContextSettings(_Strict):
+    """The code shown with the issue."""
+
+    code_chars: int = Field(5_000, ge=0, description="characters of source shown up front")
+
+
+class Messages(_Strict):
+    """What the model is told besides the tools' own output. Jinja templates."""
+
+    format_error: str = "{{ message }}"
+    cut_off: str = "Your reply was cut off at {{ limit }} tokens. {{ message }}"
+    repeated: str = "You made this very call before, with the same result."
+    after_edit: str = ""
+    after_test: str = ""
+    nothing_changed: str = "No file was changed so far, so there is nothing to submit."
+    steps_left: str = ""
+
+
+class AgentSettings(_Strict):
+    """A tool set: who the model is told it is, what it can call, and when it has to stop."""
+
+    name: str
+    dialect: str = "xml_calls"
+    observation_role: Literal["user", "tool"] = "user"
+    pin_system: bool = True
+    pin_user: bool = True
+    system: str
+    user: str
+    tools: dict[str, ToolSettings]
+    example: tuple[ExampleTurn, ...] = ()
+    limits: Limits = Limits.model_validate({})
+    context: ContextSettings = ContextSettings.model_validate({})
+    messages: Messages = Messages()
+
+
+def load_settings(name: str = "compact", overrides: Iterable[str] = ()) -> AgentSettings:
+    """A tool set by name or by the path of a YAML file, with `key.key=value` overrides.
+
+    Values are read as YAML. Raises SettingsError naming the file or key and what is wrong.
+    """
+    data = _read(name)
+    for override in overrides:
+        _apply(data, override)
+    try:
+        return AgentSettings.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"tool set {name!r}: {where}: {first['msg']}") from error
+
+
+def tool_sets() -> list[str]:
+    """Names of the tool sets that come with the package."""
+    folder = resources.files("agent") / "config"
+    return sorted(
+        item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml")
+    )
+
+
+def _read(name: str) -> dict[str, Any]:
+    if name in tool_sets():
+        text = (resources.files("agent") / "config" / f"{name}.yaml").read_text(encoding="utf-8")
+    elif name.endswith((".yaml", ".yml")):
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"tool set {name!r} cannot be read: {error}") from error
+    else:
+        raise SettingsError(
+            f"there is no tool set {name!r}: give one of {', '.join(tool_sets())}, or a YAML file"
+        )
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SettingsError(f"tool set {name!r} is no valid YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise SettingsError(f"tool set {name!r} must be a mapping, not {type(data).__name__}")
+    return data
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise SettingsError(f"override {override!r} must be written key.key=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SettingsError(
+            f"override {override!r}: the value is no valid YAML: {error}"
+        ) from error
+    *folders, last = key.strip().split(".")
+    place: Any = data
+    for folder in folders:
+        place = place.setdefault(folder, {})
+        if not isinstance(place, Mapping):
+            raise SettingsError(f"override {override!r}: {folder!r} holds no further keys")
+    place[last] = value

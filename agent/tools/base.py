@@ -1,0 +1,51 @@
+"""What a tool is: a function from a workspace and a call's arguments to an observation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from agent.tools.workspace import Workspace
+
+
+class ToolError(Exception):
+    """The call cannot be done as written. The text, for the model, says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the model is shown after a call."""
+
+    text: str
+    changed: bool = False  # whether files may have changed
+    final: bool = False  # whether the model hands in its work
+
+
+class Tool(Protocol):
+    """One tool. Arguments are strings, as the model wrote them."""
+
+    def __call__(self, workspace: Workspace, arguments: Mapping[str, str]) -> Observation:
+        """Do the call. Raises ToolError for what the model can mend, SandboxLost at the end."""
+        ...
+
+
+def line_number(arguments: Mapping[str, str], name: str) -> int | None:
+    """A line number among the arguments, or None where it is absent or empty.
+
+    Raises ToolError when it is no whole number above zero.
+    """
+    text = arguments.get(name, "").strip().rstrip("|:")
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text[:9]) < 1:
+        raise ToolError(f"{name} must be a line number, 1 or more; got {text[:40]!r}.")
+    return int(text[:9])
+
+
+def required(arguments: Mapping[str, str], name: str) -> str:
+    """An argument that must be there and not be blank. Raises ToolError."""
+    text = arguments.get(name, "")
+    if not text.strip():
+        raise ToolError(f"{name} is missing.")
+    return text

@@ -1,0 +1,35 @@
+"""`run` and `test`: commands in the sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent.tools.base import Observation, ToolError, required
+from agent.tools.text import clip
+from agent.tools.workspace import Workspace
+from environments.base import ExecResult
+
+
+def run(workspace: Workspace, arguments: Mapping[str, str]) -> Observation:
+    """Run a shell command and show its exit code and output."""
+    command = required(arguments, "command").strip()
+    return _shown(workspace, workspace.run(command))
+
+
+def test(workspace: Workspace, arguments: Mapping[str, str]) -> Observation:
+    """Run the project's own tests."""
+    if not workspace.test_command:
+        raise ToolError("The project names no test command; use run.")
+    return _shown(workspace, workspace.run(workspace.test_command))
+
+
+def _shown(workspace: Workspace, result: ExecResult) -> Observation:
+    facts = [f"exit code {result.exit_code}"]
+    if result.timed_out:
+        facts.append(f"stopped after {result.duration:.0f} s, the time limit")
+    if result.out_of_memory:
+        facts.append("out of memory")
+    if result.pids_exhausted:
+        facts.append("too many processes")
+    output = clip(result.text.strip("\n"), workspace.observation_chars)
+    return Observation(f"({', '.join(facts)})\n{output or 'no output'}", changed=True)
