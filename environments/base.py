@@ -65,6 +65,7 @@ class SandboxSpec(BaseModel):
     python_path: str | None = Field(
         None, description="folder inside that holds the project's `python`, put first on PATH"
     )
+    workdir: str = Field("/workspace", pattern="^/.+", description="the workspace's path inside")
     start_timeout: float = Field(60.0, gt=0, description="seconds")
     ttl: float = Field(6 * 3600.0, gt=0, description="seconds after which a sandbox ends by itself")
 
@@ -101,6 +102,7 @@ class Patch:
 
     data: bytes
     files: tuple[str, ...] = field(default=())  # paths touched, relative to the workspace
+    skipped: tuple[str, ...] = field(default=())  # files left out: unreadable or above 50 MB
 
     def __bool__(self) -> bool:
         return bool(self.data)

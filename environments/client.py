@@ -1,0 +1,401 @@
+"""The client's side of the resident program: one `Sandbox` whatever carries its bytes."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import tarfile
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import IO, Any, Self
+
+from environments.base import (
+    ExecResult,
+    Patch,
+    SandboxError,
+    SandboxFileError,
+    SandboxLost,
+    SandboxSpec,
+    StartTimeout,
+)
+from environments.gitdiff import BaseTree, commit_base, take_diff
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+HOME = "/home/agent"
+ANSWER_GRACE = 20.0  # seconds on top of a command's own limit before the sandbox counts as lost
+TRANSFER_RATE = 2_000_000  # bytes per second that any transport is expected to manage
+CHUNK = 1 << 20
+
+# Nothing may wait for a person, and output is read by a program.
+QUIET_ENV = {
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "MANPAGER": "cat",
+    "EDITOR": "true",
+    "VISUAL": "true",
+    "GIT_EDITOR": "true",
+    "GIT_TERMINAL_PROMPT": "0",
+    "DEBIAN_FRONTEND": "noninteractive",
+    "HOME": HOME,
+}
+
+
+# Reads the program from stdin: as an argument it would fill every listing of processes.
+BOOTSTRAP = """import os,sys
+source=b""
+while len(source)<int(sys.argv[1]):
+    part=os.read(0,int(sys.argv[1])-len(source))
+    part or os._exit(0)
+    source+=part
+exec(compile(source,"resident","exec"))"""
+
+
+def resident_source() -> bytes:
+    """The resident program, to be sent as the first bytes."""
+    return resources.files("environments").joinpath("resident.py").read_bytes()
+
+
+def resident_argv(
+    python: str,
+    spec: SandboxSpec,
+    rlimits: Mapping[str, int] | None = None,
+    cpus: int | None = None,
+) -> list[str]:
+    """Command line that reads the resident program from stdin and starts it."""
+    settings = {"ttl": spec.ttl, "rlimits": dict(rlimits or {}), "cpus": cpus}
+    return [python, "-ISc", BOOTSTRAP, str(len(resident_source())), json.dumps(settings)]
+
+
+def check_spec(spec: SandboxSpec) -> None:
+    """Raises SandboxError for a mount that cannot be made."""
+    for host, inside in spec.mounts.items():
+        if not Path(host).is_absolute() or not Path(host).exists():
+            raise SandboxError(f"cannot mount {host}: it must be an existing absolute path")
+        if not inside.startswith("/") or inside == "/":
+            raise SandboxError(f"cannot mount {host} at {inside!r}: not an absolute path below /")
+
+
+def sandbox_env(spec: SandboxSpec, path: str = PATH) -> dict[str, str]:
+    """Environment of the resident program and so of every command."""
+    if spec.python_path:
+        path = f"{spec.python_path}:{path}"
+    return {**QUIET_ENV, "PATH": path, **spec.env}
+
+
+class Transport(ABC):
+    """Carries bytes to and from a resident program."""
+
+    @abstractmethod
+    def send(self, data: bytes, deadline: float) -> None:
+        """Send all of it before `deadline` (monotonic). Raises OSError, TimeoutError."""
+
+    @abstractmethod
+    def receive(self, deadline: float) -> bytes:
+        """Some bytes, or none at the end. Raises OSError, TimeoutError."""
+
+    @abstractmethod
+    def why_lost(self) -> SandboxError:
+        """The error that says why the connection ended."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the sandbox and remove all traces; harmless when repeated, never raises."""
+
+
+class ResidentSandbox:
+    """A sandbox that is served by the resident program. Used from one thread at a time."""
+
+    kind = "resident"
+
+    def __init__(self, transport: Transport, spec: SandboxSpec, workdir: str) -> None:
+        self.workdir = workdir
+        self.spec = spec
+        self.python_version: tuple[int, int] = (0, 0)  # of the resident program's interpreter
+        self.python = "python3"  # its path inside
+        self._transport = transport
+        self._buffer = bytearray()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._lost: SandboxError | None = None
+        self._base: BaseTree | None = None
+
+    def _greet(self, deadline: float) -> None:
+        """Wait for the resident program. Closes the sandbox when it does not come."""
+        try:
+            try:
+                self._transport.send(resident_source(), deadline)
+            except TimeoutError:
+                raise
+            except OSError:
+                raise self._transport.why_lost() from None
+            head, _ = self._receive_answer(deadline)
+        except TimeoutError:
+            self.close()
+            raise StartTimeout(
+                f"the sandbox did not answer within {self.spec.start_timeout:g} s; "
+                "raise start_timeout or look at the engine's load"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+        self.python_version = (head["python"][0], head["python"][1])
+        self.python = head["executable"]
+
+    # exchange of messages
+
+    def _fill(self, deadline: float) -> None:
+        try:
+            data = self._transport.receive(deadline)
+        except TimeoutError:
+            raise
+        except OSError:
+            data = b""
+        if not data:
+            raise self._transport.why_lost()
+        self._buffer += data
+
+    def _receive_answer(self, deadline: float) -> tuple[dict[str, Any], bytes]:
+        searched = 0
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            searched = len(self._buffer)
+            self._fill(deadline)
+        head = json.loads(bytes(self._buffer[:end]))
+        del self._buffer[: end + 1]
+        while len(self._buffer) < head["size"]:
+            self._fill(deadline)
+        body = bytes(self._buffer[: head["size"]])
+        del self._buffer[: head["size"]]
+        return head, body
+
+    def _call(
+        self,
+        request: dict[str, Any],
+        payload: bytes | IO[bytes] | None = None,
+        *,
+        seconds: float = 0.0,
+        answer_size: int = 0,
+    ) -> tuple[dict[str, Any], bytes]:
+        """One request and its answer. `seconds` is what the work itself may take."""
+        with self._lock:
+            if self._closed:
+                raise SandboxLost("the sandbox is closed")
+            if self._lost is not None:
+                raise type(self._lost)(str(self._lost))
+            stream = io.BytesIO(payload or b"") if isinstance(payload, bytes | None) else payload
+            size = stream.seek(0, io.SEEK_END)
+            stream.seek(0)
+            allowed = seconds + ANSWER_GRACE + (size + answer_size) / TRANSFER_RATE
+            deadline = time.monotonic() + allowed
+            line = json.dumps({**request, "size": size}).encode() + b"\n"
+            try:
+                try:
+                    self._transport.send(line, deadline)
+                    while chunk := stream.read(CHUNK):
+                        self._transport.send(chunk, deadline)
+                except TimeoutError:
+                    raise
+                except OSError:
+                    raise self._transport.why_lost() from None
+                return self._receive_answer(deadline)
+            except TimeoutError:
+                self._lost = SandboxLost(
+                    f"the sandbox did not answer within {allowed:.0f} s and was ended"
+                )
+            except SandboxError as error:
+                self._lost = error
+            except BaseException as error:
+                # Half an exchange was made (Ctrl-C): what comes next could not be understood.
+                self._lost = SandboxLost(f"a request was interrupted: {type(error).__name__}")
+                self._transport.close()
+                raise
+            self._transport.close()
+            raise self._lost
+
+    # commands
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float = 60.0,
+        output_cap: int = 100_000,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+    ) -> ExecResult:
+        """See `Sandbox.run`. A command that cannot be started gives 127 (not found) or 126."""
+        head, body = self._run(command, timeout, output_cap, cwd, env, stdin)
+        return _result(head, body)
+
+    def _run(
+        self,
+        command: str | Sequence[str],
+        timeout: float,
+        output_cap: int,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | IO[bytes] | None = None,
+        *,
+        split: bool = False,
+    ) -> tuple[dict[str, Any], bytes]:
+        if timeout <= 0 or output_cap < 2:
+            raise ValueError(
+                f"timeout must be positive and output_cap at least 2, not {timeout} and {output_cap}"
+            )
+        request: dict[str, Any] = {
+            "op": "run",
+            "timeout": timeout,
+            "cap": output_cap,
+            "cwd": self._path(cwd or ""),
+            "env": dict(env or {}),
+            "split": split,
+        }
+        if isinstance(command, str):
+            request["shell"] = base64.b64encode(command.encode("utf-8", "surrogateescape")).decode()
+        else:
+            request["argv"] = list(command)
+            if not request["argv"]:
+                raise ValueError("the command is empty")
+        return self._call(request, stdin, seconds=timeout, answer_size=output_cap)
+
+    # files
+
+    def _path(self, path: str) -> str:
+        return str(PurePosixPath(self.workdir) / path)
+
+    def _file_call(
+        self, action: str, path: str, request: dict[str, Any], payload: bytes | None, size: int
+    ) -> bytes:
+        full = self._path(path)
+        if "\0" in full:
+            raise SandboxFileError(f"cannot {action} {path!r}: the name holds a NUL character")
+        head, body = self._call({**request, "path": full}, payload, answer_size=size)
+        if "error" in head:
+            raise SandboxFileError(f"cannot {action} {path}: {head['error']}")
+        return body
+
+    def read_file(self, path: str, *, max_bytes: int = 10_000_000) -> bytes:
+        """See `Sandbox.read_file`."""
+        request = {"op": "read", "max_bytes": max_bytes}
+        return self._file_call("read", path, request, None, max_bytes)
+
+    def write_file(self, path: str, data: bytes, *, executable: bool = False) -> None:
+        """See `Sandbox.write_file`. An existing file keeps its mode; a full disk its content."""
+        self._file_call("write", path, {"op": "write", "executable": executable}, data, 0)
+
+    def put_tree(self, source: Path, dest: str | None = None) -> None:
+        """See `Sandbox.put_tree`. Symbolic links are copied as links, special files left out.
+
+        Raises SandboxFileError when the folder is missing or the copy fails.
+        """
+        if not source.is_dir():
+            raise SandboxFileError(f"cannot copy {source}: it is not a folder")
+        target = self._path(dest or "")
+        with tempfile.TemporaryFile() as spool:
+            _pack(source, spool)
+            size = spool.tell()
+            script = 'mkdir -p -- "$1" && exec tar -xf - -C "$1" --no-same-owner'
+            head, body = self._run(
+                ["sh", "-c", script, "sh", target],
+                120.0 + size / TRANSFER_RATE,
+                8000,
+                "/",
+                None,
+                spool,
+            )
+        if head["code"]:
+            raise SandboxFileError(f"cannot copy {source} to {target}: {_result(head, body).text}")
+
+    # what changed
+
+    def mark_base(self) -> None:
+        """See `Sandbox.mark_base`. The base is kept on the host, out of the sandbox's reach."""
+        base = commit_base(self)
+        if self._base is not None:
+            self._base.close()
+        self._base = base
+
+    def diff(self) -> Patch:
+        """See `Sandbox.diff`. Raises SandboxError when no base was marked."""
+        if self._base is None:
+            raise SandboxError("no base to compare with: call mark_base() first")
+        return take_diff(self, self._base)
+
+    # end
+
+    def close(self) -> None:
+        """See `Sandbox.close`."""
+        self._closed = True
+        self._transport.close()
+        if self._base is not None:
+            self._base.close()
+            self._base = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _result(head: Mapping[str, Any], body: bytes) -> ExecResult:
+    first, last = body[: head["head"]], body[head["head"] :]
+    omitted = head["total"] - len(body)
+    if omitted:
+        first, last = _whole_characters(first, last)
+        omitted = head["total"] - len(first) - len(last)
+    return ExecResult(
+        exit_code=head["code"],
+        head=first,
+        tail=last,
+        omitted=omitted,
+        timed_out=head["timed_out"],
+        out_of_memory=head["oom"],
+        pids_exhausted=head["pids"],
+        duration=head["seconds"],
+    )
+
+
+def _whole_characters(first: bytes, last: bytes) -> tuple[bytes, bytes]:
+    """Cut a UTF-8 character that the gap divides from both sides; other bytes stay."""
+    for back in range(1, min(4, len(first)) + 1):
+        lead = first[-back]
+        if lead & 0xC0 == 0x80:
+            continue
+        length = 4 if lead >= 0xF0 else 3 if lead >= 0xE0 else 2 if lead >= 0xC0 else 1
+        if length > back:
+            first = first[:-back]
+        break
+    start = 0
+    while start < min(3, len(last)) and last[start] & 0xC0 == 0x80:
+        start += 1
+    return first, last[start:]
+
+
+def _pack(source: Path, sink: IO[bytes]) -> None:
+    """Write a folder's content as a tar. Owners are dropped; what vanishes meanwhile is left out."""
+
+    def cleaned(item: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        item.uid = item.gid = 0
+        item.uname = item.gname = ""
+        return item if item.isreg() or item.isdir() or item.issym() or item.islnk() else None
+
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for child in sorted(source.iterdir()):
+            with contextlib.suppress(FileNotFoundError):
+                archive.add(child, arcname=child.name, filter=cleaned)

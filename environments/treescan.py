@@ -1,0 +1,270 @@
+"""Runs inside a sandbox: writes the workspace into a git folder of its own, or compares with it.
+
+    treescan.py base WORKSPACE GITDIR          -> {"commit": id, "pack": path}
+    treescan.py diff WORKSPACE GITDIR COMMIT   -> {"patch": path, "files": [...], "skipped": [...]}
+
+Sent as source, so standard library of Python >= 3.8 only. The workspace's own `.git`, configuration
+and attributes take no part: files are read as bytes and handed to `git fast-import`, and two trees
+of a bare repository are compared. So there is nothing (filter, line-end conversion, textconv,
+fsmonitor, hook, nested repository) that could run or change a byte.
+"""
+
+import hashlib
+import json
+import os
+import stat
+import subprocess
+import sys
+
+LARGEST = 50_000_000  # bytes; a larger new or changed file is left out and reported
+NEVER = {b".git", b"__pycache__", b".pytest_cache", b".hypothesis", b".mypy_cache", b".ruff_cache"}
+ISOLATED = {
+    "PATH": os.environ.get("PATH", os.defpath),
+    "LC_ALL": "C",
+    "HOME": "/nonexistent",
+    "XDG_CONFIG_HOME": "/nonexistent",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_SYSTEM": "/dev/null",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+}
+OPTIONS = [
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.attributesFile=/dev/null",
+    "core.excludesFile=/dev/null",
+    "core.bare=false",
+    "core.ignoreCase=false",
+    "core.precomposeUnicode=false",
+    "core.bigFileThreshold=512m",
+    "core.compression=1",
+    "pack.compression=1",
+    "fastimport.unpackLimit=0",
+    "gc.auto=0",
+]
+
+
+def git(gitdir, *args, data=b"", cwd="/", env=None, codes=(0,)):
+    argv = ["git"]
+    for option in OPTIONS:
+        argv += ["-c", option]
+    done = subprocess.run(
+        argv + list(args),
+        input=data,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=cwd,
+        env=dict(ISOLATED, GIT_DIR=gitdir, **(env or {})),
+    )
+    if done.returncode not in codes:
+        sys.exit("git %s: %s" % (args[0], done.stderr.decode("utf-8", "replace").strip()[-2000:]))
+    return done.stdout
+
+
+def scan(top):
+    """relative path -> (mode, stat) of every file and link; caches and `.git` are not entered."""
+    found = {}
+    todo = [b""]
+    while todo:
+        folder = todo.pop()
+        try:
+            entries = list(os.scandir(os.path.join(top, folder)))
+        except PermissionError:
+            entries = opened(os.path.join(top, folder), 0o500, lambda path: list(os.scandir(path)))
+        except OSError:
+            continue
+        for entry in entries or ():
+            if entry.name in NEVER:
+                continue
+            path = os.path.join(folder, entry.name)
+            try:
+                info = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            if stat.S_ISDIR(info.st_mode):
+                todo.append(path)
+            elif stat.S_ISLNK(info.st_mode):
+                found[path] = (b"120000", info)
+            elif stat.S_ISREG(info.st_mode):
+                found[path] = (b"100755" if info.st_mode & 0o100 else b"100644", info)
+    return found
+
+
+def opened(path, bits, action):
+    """Do something with a path whose owner took the permission from himself."""
+    try:
+        mode = stat.S_IMODE(os.lstat(path).st_mode)
+        os.chmod(path, mode | bits)
+        try:
+            return action(path)
+        finally:
+            os.chmod(path, mode)
+    except OSError:
+        return None
+
+
+def slurp(path):
+    with open(path, "rb") as handle:
+        return handle.read(LARGEST + 1)
+
+
+def content(top, path, mode):
+    """Bytes of a file or link; None if it cannot be read or is too large."""
+    full = os.path.join(top, path)
+    try:
+        if mode == b"120000":
+            return os.readlink(full)
+        data = slurp(full)
+    except PermissionError:
+        data = opened(full, 0o400, slurp)
+    except OSError:
+        return None
+    return None if data is None or len(data) > LARGEST else data
+
+
+def quoted(path):
+    return b'"' + path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
+
+
+class Importer:
+    """A `git fast-import` that makes one commit."""
+
+    def __init__(self, gitdir, ref, parent=None):
+        self.lines = [
+            b"commit refs/heads/" + ref + b"\ncommitter nexus <nexus@localhost> 0 +0000\ndata 0\n"
+        ]
+        if parent is not None:
+            self.lines.append(b"from " + parent + b"\n")
+        argv = ["git"]
+        for option in OPTIONS:
+            argv += ["-c", option]
+        self.process = subprocess.Popen(
+            argv + ["fast-import", "--quiet", "--done", "--date-format=raw"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+            env=dict(ISOLATED, GIT_DIR=gitdir),
+        )
+        self.flush()
+
+    def flush(self):
+        self.process.stdin.write(b"".join(self.lines))
+        self.lines = []
+
+    def delete(self, path):
+        self.lines.append(b"D " + quoted(path) + b"\n")
+        self.flush()
+
+    def put(self, path, mode, data):
+        self.lines.append(
+            b"M " + mode + b" inline " + quoted(path) + b"\ndata %d\n" % len(data) + data + b"\n"
+        )
+        self.flush()
+
+    def finish(self):
+        self.process.stdin.write(b"done\n")
+        self.process.stdin.close()
+        if self.process.wait():
+            sys.exit("git fast-import failed with status %d" % self.process.returncode)
+
+
+def base(top, gitdir):
+    git(gitdir, "init", "--quiet", "--bare", "--template=", gitdir)
+    importer = Importer(gitdir, b"base")
+    for path, (mode, _) in sorted(scan(top).items()):
+        data = content(top, path, mode)
+        if data is not None:
+            importer.put(path, mode, data)
+    importer.finish()
+    commit = git(gitdir, "rev-parse", "refs/heads/base").decode().strip()
+    packs = os.path.join(gitdir, "objects", "pack")
+    pack = [name for name in os.listdir(packs) if name.endswith(".pack")]
+    if len(pack) != 1:
+        sys.exit("git fast-import made %d packs, not one" % len(pack))
+    return {"commit": commit, "pack": os.path.join(packs, pack[0])}
+
+
+def is_artefact(path, known_tops):
+    """Whether a file that is new is a by-product rather than work."""
+    parts = path.split(b"/")
+    if path.endswith((b".pyc", b".pyo")) or any(part.endswith(b".egg-info") for part in parts):
+        return True
+    return len(parts) > 1 and parts[0] in (b"build", b"dist") and parts[0] not in known_tops
+
+
+def ignored(top, gitdir, paths):
+    """Those of the paths that the workspace's .gitignore files name."""
+    if not paths:
+        return set()
+    data = b"\0".join(paths) + b"\0"
+    out = git(
+        gitdir,
+        "check-ignore",
+        "--no-index",
+        "--stdin",
+        "-z",
+        data=data,
+        cwd=top,
+        env={"GIT_WORK_TREE": os.fsdecode(top)},
+        codes=(0, 1),
+    )
+    return set(out.split(b"\0"))
+
+
+def diff(top, gitdir, commit):
+    git(gitdir, "init", "--quiet", "--bare", "--template=", gitdir)
+    pack = os.path.join(gitdir, "base.pack")
+    with open(pack, "rb") as handle:
+        git(gitdir, "index-pack", "--stdin", data=handle.read())
+    os.unlink(pack)
+    old = {}
+    for record in git(gitdir, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0"):
+        if record:
+            about, path = record.split(b"\t", 1)
+            mode, _, blob = about.split(b" ")
+            old[path] = (mode, blob)
+    now = scan(top)
+    tops = {path.split(b"/")[0] for path in old if b"/" in path}
+    new = [path for path in now if path not in old and not is_artefact(path, tops)]
+    dropped = ignored(top, gitdir, new)
+    chosen = {path for path in now if path in old} | {path for path in new if path not in dropped}
+
+    importer = Importer(gitdir, b"now", commit.encode())
+    skipped = []
+    for path in sorted(set(old) - set(now)):
+        importer.delete(path)
+    for path in sorted(chosen):
+        mode, info = now[path]
+        data = content(top, path, mode) if info.st_size <= LARGEST else None
+        if data is None:
+            skipped.append(path)
+            continue
+        blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest().encode()
+        if old.get(path) != (mode, blob):
+            importer.put(path, mode, data)
+    importer.finish()
+    common = ["diff-tree", "-r", "--no-renames", commit, "refs/heads/now"]
+    names = git(gitdir, *common, "--name-only", "-z").split(b"\0")
+    patch = os.path.join(gitdir, "patch")
+    options = ["-p", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv"]
+    options += ["--src-prefix=a/", "--dst-prefix=b/", "--unified=3", "--diff-algorithm=myers"]
+    git(gitdir, *common, *options, "--output=" + patch)
+    return {
+        "patch": patch,
+        "files": [os.fsdecode(name) for name in names if name],
+        "skipped": [os.fsdecode(name) for name in skipped],
+    }
+
+
+def main():
+    what, top, gitdir = sys.argv[1:4]
+    os.umask(0o077)
+    os.makedirs(gitdir, exist_ok=True)
+    top = os.fsencode(top)
+    found = base(top, gitdir) if what == "base" else diff(top, gitdir, sys.argv[4])
+    json.dump(found, sys.stdout)
+
+
+main()
