@@ -37,7 +37,7 @@ class StartTimeout(SandboxError):
 
 
 class SandboxFileError(SandboxError):
-    """A path inside the sandbox cannot be read or written (missing, a folder, outside, too large)."""
+    """A path inside the sandbox cannot be read or written (missing, a folder, too large)."""
 
 
 class Limits(BaseModel):

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from environments.base import ExecResult, Limits, SandboxError, SandboxLost, SandboxSpec
+from environments.base import Limits, SandboxError, SandboxLost, SandboxSpec
 from environments.cgroups import ControlGroup, make_group, reap_groups
 from environments.client import (
     HOME,
@@ -103,8 +103,8 @@ class ProcessTransport(Transport):
                 with theirs:
                     self._process = subprocess.Popen(
                         argv,
-                        stdin=theirs,
-                        stdout=theirs,
+                        stdin=theirs.fileno(),
+                        stdout=theirs.fileno(),
                         stderr=self._log,
                         cwd="/",
                         env={"PATH": os.defpath},
@@ -263,8 +263,7 @@ def _discard(folder: Path) -> None:
     def allow(action: object, path: str, error: object) -> None:
         # By descriptor and without following: a link here was made by whoever wrote the tree.
         with contextlib.suppress(OSError):
-            parent = os.path.dirname(path)
-            for place in (parent, path):
+            for place in (Path(path).parent, path):
                 fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
                 try:
                     os.fchmod(fd, 0o700)
@@ -280,11 +279,10 @@ def _discard(folder: Path) -> None:
 @functools.cache
 def _namespace_options(program: str) -> tuple[str, ...]:
     """The strictest options that work here. Raises SandboxError with bubblewrap's own words."""
-    basic = ("--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop")
-    basic += ("ALL",)
-    strict = (*basic, "--unshare-user", "--disable-userns")
+    basic = ["--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1"]
+    basic += ["--cap-drop", "ALL"]
     said = ""
-    for options in (strict, basic):
+    for options in ([*basic, "--unshare-user", "--disable-userns"], basic):
         argv = [program, *options, "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
         try:
             done = subprocess.run(
@@ -297,7 +295,7 @@ def _namespace_options(program: str) -> tuple[str, ...]:
             said = str(error)
             continue
         if done.returncode == 0:
-            return options
+            return tuple(options)
         said = done.stderr.decode("utf-8", "replace").strip()
     raise SandboxError(
         f"bubblewrap does not work on this host: {said}. It needs user namespaces "

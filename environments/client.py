@@ -250,7 +250,7 @@ class ResidentSandbox:
     ) -> tuple[dict[str, Any], bytes]:
         if timeout <= 0 or output_cap < 2:
             raise ValueError(
-                f"timeout must be positive and output_cap at least 2, not {timeout} and {output_cap}"
+                f"timeout must be above 0 and output_cap at least 2, not {timeout} and {output_cap}"
             )
         request: dict[str, Any] = {
             "op": "run",
@@ -388,7 +388,7 @@ def _whole_characters(first: bytes, last: bytes) -> tuple[bytes, bytes]:
 
 
 def _pack(source: Path, sink: IO[bytes]) -> None:
-    """Write a folder's content as a tar. Owners are dropped; what vanishes meanwhile is left out."""
+    """Write a folder's content as a tar, without owners; what vanishes meanwhile is left out."""
 
     def cleaned(item: tarfile.TarInfo) -> tarfile.TarInfo | None:
         item.uid = item.gid = 0

@@ -4,6 +4,8 @@ Two ways. `write_debian_rootfs`: on Debian and Ubuntu, the files of the wanted p
 they depend on, by dpkg's own lists. `write_empty_rootfs`: on any merged-/usr Linux, an empty tree
 whose /usr is mounted from the host at run time (`USR_MOUNTS`).
 """
+# ruff: noqa: PTH113, PTH114, PTH118
+# (a path here is compared and written as text, and a resolved one would not be the one wanted)
 
 from __future__ import annotations
 
@@ -18,17 +20,36 @@ from typing import IO
 
 RECIPE = 1  # raise when the content of an image changes for reasons that names do not show
 
-PACKAGES = (
-    "bash coreutils dash diffutils findutils grep sed gzip bzip2 xz-utils tar mawk util-linux "
-    "procps hostname base-files base-passwd debianutils libc-bin ncurses-base passwd "
-    "python3 python3-distutils python3-lib2to3 git ca-certificates less patch make tzdata ripgrep "
-    "file unzip"
-).split()
-REQUIRED = ("bash", "coreutils", "git", "grep", "sed", "findutils", "make", "patch", "tar")
-SKIPPED = tuple(
-    f"/usr/share/{name}/"
-    for name in ("man", "doc", "info", "locale", "lintian", "bug", "i18n", "doc-base")
-) + ("/var/lib/dpkg/", "/usr/lib/python3/dist-packages/", "/usr/lib/systemd/")
+PACKAGES = """
+bash coreutils dash diffutils findutils grep sed gzip bzip2 xz-utils tar mawk util-linux procps
+hostname base-files base-passwd debianutils libc-bin ncurses-base passwd python3 python3-distutils
+python3-lib2to3 git ca-certificates less patch make tzdata ripgrep file unzip
+"""
+REQUIRED = (
+    "bash",
+    "coreutils",
+    "git",
+    "grep",
+    "sed",
+    "findutils",
+    "make",
+    "patch",
+    "tar",
+    "tzdata",
+)
+SKIPPED = (
+    "/usr/share/man/",
+    "/usr/share/doc/",
+    "/usr/share/doc-base/",
+    "/usr/share/info/",
+    "/usr/share/locale/",
+    "/usr/share/lintian/",
+    "/usr/share/bug/",
+    "/usr/share/i18n/",
+    "/var/lib/dpkg/",
+    "/usr/lib/python3/dist-packages/",
+    "/usr/lib/systemd/",
+)
 EXTRA_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/usr/bin/awk", "/usr/bin/which")
 EXTRA_TREES = ("/etc/alternatives", "/etc/ld.so.conf.d", "/etc/ssl/certs")
 LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
@@ -76,7 +97,7 @@ def missing_packages() -> list[str]:
 def fingerprint() -> str:
     """Names what `write_debian_rootfs` would write: recipe and versions of all packages."""
     dependencies, provided, versions = _installed()
-    chosen = _closure(PACKAGES, dependencies, provided)
+    chosen = _closure(PACKAGES.split(), dependencies, provided)
     text = "\n".join([str(RECIPE), *(f"{name} {versions[name]}" for name in chosen)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -84,7 +105,7 @@ def fingerprint() -> str:
 def write_debian_rootfs(sink: IO[bytes]) -> None:
     """Write the tar (about 180 MB). Raises OSError and subprocess errors."""
     dependencies, provided, _ = _installed()
-    packages = _closure(PACKAGES, dependencies, provided)
+    packages = _closure(PACKAGES.split(), dependencies, provided)
     listing = subprocess.run(
         ["dpkg-query", "-L", *packages], capture_output=True, text=True, check=False
     ).stdout
@@ -168,7 +189,7 @@ def _wanted(names: Iterable[str]) -> set[str]:
         path = os.path.join(os.path.realpath(folder), base)
         if path.startswith(SKIPPED) or "/__pycache__/" in path:
             continue
-        if os.path.islink(path) or os.path.isfile(path):  # noqa: PTH114,PTH113 (strings)
+        if os.path.islink(path) or os.path.isfile(path):
             chosen.add(path)
     return chosen
 

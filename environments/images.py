@@ -149,7 +149,7 @@ def _import(client: docker.DockerClient, name: str, write: Callable[[IO[bytes]],
     try:
         with translated(f"image {name} cannot be imported"), os.fdopen(reader, "rb") as source:
             client.api.import_image_from_data(
-                iter(lambda: source.read(1 << 20), b""),  # type: ignore[arg-type]
+                iter(lambda: source.read(1 << 20), b""),
                 repository=repository,
                 tag=tag,
                 changes=["ENV LANG=C.UTF-8", 'CMD ["bash"]', f"LABEL {LABEL}=base"],

@@ -8,6 +8,10 @@ Being process 1 is what makes its promises hold: nothing inside can kill it, eve
 its child, and when it leaves, the kernel ends all other processes. It leaves when stdin ends, that
 is when the client is gone, and when its time to live is over.
 """
+# ruff: noqa: PTH103, PTH105, PTH108, PTH116, PTH118, PTH120, PTH123, PTH208
+# (plain strings and bytes for paths: pathlib would be a third of this program's start)
+
+from __future__ import annotations
 
 import base64
 import contextlib
@@ -22,6 +26,8 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
+from typing import Any
 
 CHUNK = 1 << 16
 GRACE = 0.2  # seconds to wait for output that a background child still holds open
@@ -33,16 +39,16 @@ CGROUP = "/sys/fs/cgroup"
 class Link:
     """The client's end: framed requests in, framed answers out."""
 
-    def __init__(self, source, sink):
+    def __init__(self, source: int, sink: int) -> None:
         self.source, self.sink, self.buffer = source, sink, bytearray()
 
-    def pull(self):
+    def pull(self) -> None:
         data = os.read(self.source, CHUNK)
         if not data:
             os._exit(0)  # the client is gone, and everything in this pid namespace with it
         self.buffer += data
 
-    def line(self):
+    def line(self) -> bytes | None:
         end = self.buffer.find(b"\n")
         if end < 0:
             return None
@@ -50,17 +56,17 @@ class Link:
         del self.buffer[: end + 1]
         return text
 
-    def take(self, limit):
+    def take(self, limit: int) -> bytes:
         data = bytes(self.buffer[:limit])
         del self.buffer[: len(data)]
         return data
 
-    def exactly(self, size):
+    def exactly(self, size: int) -> bytes:
         while len(self.buffer) < size:
             self.pull()
         return self.take(size)
 
-    def answer(self, head, body=b""):
+    def answer(self, head: dict[str, object], body: bytes = b"") -> None:
         head["size"] = len(body)
         for part in (json.dumps(head).encode() + b"\n", body):
             view = memoryview(part)
@@ -71,11 +77,11 @@ class Link:
 class Clip:
     """The first and the last bytes of a stream, in bounded memory."""
 
-    def __init__(self, cap):
+    def __init__(self, cap: int) -> None:
         self.first, self.last = cap - cap // 2, cap // 2
         self.head, self.tail, self.total = bytearray(), bytearray(), 0
 
-    def add(self, data):
+    def add(self, data: bytes) -> None:
         self.total += len(data)
         room = self.first - len(self.head)
         if room > 0:
@@ -86,12 +92,12 @@ class Clip:
             if len(self.tail) > 4 * self.last + CHUNK:
                 del self.tail[: len(self.tail) - self.last]
 
-    def kept(self):
+    def kept(self) -> tuple[bytes, bytes]:
         extra = len(self.tail) - self.last
         return bytes(self.head), bytes(self.tail[extra:] if extra > 0 else self.tail)
 
 
-def counter(name, *files):
+def counter(name: str, *files: str) -> int | None:
     """The value after `name` in the first of the cgroup files that can be read, else None."""
     for path in files:
         with contextlib.suppress(OSError), open(os.path.join(CGROUP, path)) as handle:
@@ -102,15 +108,15 @@ def counter(name, *files):
     return None
 
 
-def oom_kills():
+def oom_kills() -> int:
     return counter("oom_kill", "memory/memory.oom_control", "memory.events") or 0
 
 
-def pid_refusals():
+def pid_refusals() -> int:
     return counter("max", "pids/pids.events", "pids.events") or 0
 
 
-def processes():
+def processes() -> dict[int, tuple[int, bytes]]:
     """pid -> (parent, start time) of every process but this one."""
     found = {}
     for name in os.listdir("/proc"):
@@ -123,10 +129,10 @@ def processes():
 
 
 class Resident:
-    def __init__(self, link, ends_at):
+    def __init__(self, link: Link, ends_at: float) -> None:
         self.link, self.ends_at = link, ends_at
-        self.drains = []  # output pipes that background processes still hold
-        self.statuses = {}  # pid -> wait status of children already reaped
+        self.drains: list[int] = []  # output pipes that background processes still hold
+        self.statuses: dict[int, int] = {}  # pid -> wait status of children already reaped
         self.wake, wake_end = os.pipe()
         for end in (self.wake, wake_end):
             os.set_blocking(end, False)
@@ -134,11 +140,10 @@ class Resident:
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
         # Children are to be the out-of-memory killer's first choice. The file is opened before
         # this process closes itself to the others: afterwards it may not be allowed to.
-        try:
+        self.oom: int | None = None
+        with contextlib.suppress(OSError):
             self.oom = os.open("/proc/self/oom_score_adj", os.O_RDWR)
             self.oom_own = os.read(self.oom, 16)
-        except OSError:
-            self.oom = None
         # Same user, so without this a command could write into our memory or descriptors.
         with contextlib.suppress(ImportError, OSError):
             import ctypes
@@ -147,7 +152,7 @@ class Resident:
 
     # waiting
 
-    def reap(self):
+    def reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while os.read(self.wake, 512):
                 pass
@@ -158,7 +163,9 @@ class Resident:
                     return
                 self.statuses[pid] = status
 
-    def wait(self, seconds, reads=(), writes=()):
+    def wait(
+        self, seconds: float, reads: Iterable[int] = (), writes: Iterable[int] = ()
+    ) -> set[int]:
         """Wait for descriptors; keeps draining what background processes write."""
         left = self.ends_at - time.monotonic()
         if left <= 0:
@@ -180,7 +187,7 @@ class Resident:
 
     # ending processes
 
-    def kill_everything(self):
+    def kill_everything(self) -> None:
         """One kill(-1) reaches all at once, so not even a fork bomb outruns it."""
         for attempt in range(500):
             try:
@@ -191,7 +198,7 @@ class Resident:
             if attempt > 5:
                 time.sleep(0.01)
 
-    def kill_command(self, before):
+    def kill_command(self, before: dict[int, tuple[int, bytes]]) -> None:
         """End what was started since `before`, whatever session or parent it moved to.
 
         A process belongs to an earlier command if a process of `before` is among its ancestors.
@@ -220,7 +227,7 @@ class Resident:
 
     # running
 
-    def spawn(self, request, stdin, stdout, stderr):
+    def spawn(self, request: dict[str, Any], stdin: int, stdout: int, stderr: int) -> int:
         argv, script = request.get("argv"), None
         if argv is None:
             text = base64.b64decode(request["shell"])
@@ -229,7 +236,7 @@ class Resident:
                 script = os.memfd_create("command", 0)
                 with os.fdopen(os.dup(script), "wb") as handle:
                     handle.write(text)
-                argv = ["bash", "/proc/self/fd/%d" % script]
+                argv = ["bash", f"/proc/self/fd/{script}"]
         env = dict(os.environ)
         env.update(request.get("env") or {})
         try:
@@ -253,23 +260,25 @@ class Resident:
         child.returncode = 0  # `reap` takes its status; Popen must not wait for it
         return child.pid
 
-    def start(self, request, fds):
-        """pid and None, or None and why the command could not be started."""
+    def start(
+        self, request: dict[str, Any], fds: tuple[int, int, int]
+    ) -> tuple[int, tuple[int, str] | None]:
+        """pid and None, or 0 and why the command could not be started: exit code and text."""
         try:
             return self.spawn(request, *fds), None
         except BlockingIOError:
             # Every process is taken, by something an earlier command left. Only ending it helps.
             self.kill_everything()
-            return None, (
+            return 0, (
                 126,
                 "the limit on processes was reached: all processes left by earlier commands "
                 "were ended; run the command again",
             )
         except (OSError, ValueError) as error:
             code = 127 if isinstance(error, FileNotFoundError) else 126
-            return None, (code, str(error))
+            return 0, (code, str(error))
 
-    def run(self, request):
+    def run(self, request: dict[str, Any]) -> None:
         started = time.monotonic()
         ends = started + request["timeout"]
         left = request["size"]  # bytes of stdin that are still to come from the client
@@ -283,7 +292,7 @@ class Resident:
         if request.get("split"):
             err_read, err_write = os.pipe()
             clips[err_read] = Clip(8000)
-        feed = None
+        feed: int | None = None
         stdin = os.open(os.devnull, os.O_RDONLY)
         if left:
             os.close(stdin)
@@ -296,7 +305,8 @@ class Resident:
             os.set_blocking(fd, False)
         open_reads = set(clips)
         pending = memoryview(b"")
-        timed_out, died = False, None
+        timed_out = False
+        died: float | None = None
 
         while failure is None:
             now = time.monotonic()
@@ -318,7 +328,7 @@ class Resident:
             reads = set(open_reads)
             if left == 0 or len(self.link.buffer) < INPUT_AHEAD:
                 reads.add(self.link.source)
-            writes = {feed} if feed is not None and pending else ()
+            writes = (feed,) if feed is not None and pending else ()
             ready = self.wait(min(ends, (died or ends) + GRACE + 0.001) - now, reads, writes)
             if self.link.source in ready:
                 self.link.pull()
@@ -331,7 +341,7 @@ class Resident:
                     clips[fd].add(data)
                 else:
                     open_reads.discard(fd)
-            if feed in ready and pending:
+            if feed is not None and feed in ready and pending:
                 try:
                     pending = pending[os.write(feed, pending) :]
                 except BlockingIOError:
@@ -359,10 +369,10 @@ class Resident:
             code = 128 + os.WTERMSIG(status)
         if failure is not None:
             code, text = failure
-            clips[out_read].add(("cannot start the command: %s\n" % text).encode())
+            clips[out_read].add(f"cannot start the command: {text}\n".encode())
             refused = refused or text.startswith("the limit on processes")
         head, tail = clips[out_read].kept()
-        reply = {
+        reply: dict[str, object] = {
             "code": code,
             "head": len(head),
             "total": clips[out_read].total,
@@ -377,24 +387,25 @@ class Resident:
 
     # files
 
-    def read(self, request):
+    def read(self, request: dict[str, Any]) -> None:
         # O_NONBLOCK: opening a pipe that nobody writes to must not hang process 1
         fd = os.open(os.fsencode(request["path"]), os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(fd, "rb") as handle:
             mode = os.fstat(fd).st_mode
             if not stat.S_ISREG(mode):
                 kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-                raise OSError(errno.EINVAL, "it is %s" % kind)
+                raise OSError(errno.EINVAL, f"it is {kind}")
             data = handle.read(request["max_bytes"] + 1)
         if len(data) > request["max_bytes"]:
-            raise OSError(errno.EFBIG, "it is larger than %d bytes" % request["max_bytes"])
+            raise OSError(errno.EFBIG, f"it is larger than {request['max_bytes']} bytes")
         self.link.answer({"ok": True}, data)
 
-    def write(self, request):
+    def write(self, request: dict[str, Any]) -> None:
         """Whole or not at all: a full disk leaves the old content."""
         size = request["size"]
         path = os.path.realpath(os.fsencode(request["path"]))
-        temporary, mode, failure = path + b".%d~" % time.monotonic_ns(), 0o644, None
+        temporary, mode = path + b".%d~" % time.monotonic_ns(), 0o644
+        failure: OSError | None = None
         try:
             with contextlib.suppress(FileNotFoundError):
                 mode = os.stat(path).st_mode
@@ -406,7 +417,8 @@ class Resident:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
                 while size:
-                    self.link.buffer or self.link.pull()
+                    if not self.link.buffer:
+                        self.link.pull()
                     data = self.link.take(min(size, INPUT_AHEAD))
                     size -= len(data)
                     view = memoryview(data)
@@ -426,7 +438,7 @@ class Resident:
             raise failure
         self.link.answer({"ok": True})
 
-    def serve(self):
+    def serve(self) -> None:
         version = list(sys.version_info[:2])
         self.link.answer({"ready": True, "python": version, "executable": sys.executable})
         handlers = {"run": self.run, "read": self.read, "write": self.write}
@@ -444,7 +456,7 @@ class Resident:
                 self.link.answer({"error": text, "errno": getattr(error, "errno", None)})
 
 
-def main():
+def main() -> None:
     settings = json.loads(sys.argv[2])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: os._exit(0))

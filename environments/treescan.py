@@ -8,6 +8,10 @@ and attributes take no part: files are read as bytes and handed to `git fast-imp
 of a bare repository are compared. So there is nothing (filter, line-end conversion, textconv,
 fsmonitor, hook, nested repository) that could run or change a byte.
 """
+# ruff: noqa: PTH101, PTH103, PTH108, PTH115, PTH118, PTH123, PTH208
+# (names of files are bytes here, which pathlib does not take)
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -15,7 +19,10 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
+Result = TypeVar("Result")
 LARGEST = 50_000_000  # bytes; a larger new or changed file is left out and reported
 NEVER = {b".git", b"__pycache__", b".pytest_cache", b".hypothesis", b".mypy_cache", b".ruff_cache"}
 ISOLATED = {
@@ -46,43 +53,48 @@ OPTIONS = [
 ]
 
 
-def git(gitdir, *args, data=b"", cwd="/", env=None, codes=(0,)):
-    argv = ["git"]
-    for option in OPTIONS:
-        argv += ["-c", option]
+def command(*args: str) -> list[str]:
+    """A git command line with everything configurable set."""
+    return ["git", *(word for option in OPTIONS for word in ("-c", option)), *args]
+
+
+def git(
+    gitdir: str,
+    *args: str,
+    data: bytes = b"",
+    cwd: str = "/",
+    env: dict[str, str] | None = None,
+    codes: tuple[int, ...] = (0,),
+) -> bytes:
+    """What git prints. Ends the program with git's words on any other status than `codes`."""
     done = subprocess.run(
-        argv + list(args),
+        command(*args),
         input=data,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         cwd=cwd,
         env=dict(ISOLATED, GIT_DIR=gitdir, **(env or {})),
     )
     if done.returncode not in codes:
-        sys.exit("git %s: %s" % (args[0], done.stderr.decode("utf-8", "replace").strip()[-2000:]))
+        sys.exit(f"git {args[0]}: {done.stderr.decode('utf-8', 'replace').strip()[-2000:]}")
     return done.stdout
 
 
-def scan(top):
+def scan(top: bytes) -> dict[bytes, tuple[bytes, os.stat_result]]:
     """relative path -> (mode, stat) of every file and link; caches and `.git` are not entered."""
-    found = {}
+    found: dict[bytes, tuple[bytes, os.stat_result]] = {}
     todo = [b""]
     while todo:
         folder = todo.pop()
         try:
-            entries = list(os.scandir(os.path.join(top, folder)))
+            entries = entries_of(os.path.join(top, folder))
         except PermissionError:
-            entries = opened(os.path.join(top, folder), 0o500, lambda path: list(os.scandir(path)))
+            entries = opened(os.path.join(top, folder), 0o500, entries_of) or []
         except OSError:
             continue
-        for entry in entries or ():
-            if entry.name in NEVER:
+        for name, info in entries:
+            if name in NEVER:
                 continue
-            path = os.path.join(folder, entry.name)
-            try:
-                info = entry.stat(follow_symlinks=False)
-            except OSError:
-                continue
+            path = os.path.join(folder, name)
             if stat.S_ISDIR(info.st_mode):
                 todo.append(path)
             elif stat.S_ISLNK(info.st_mode):
@@ -92,7 +104,15 @@ def scan(top):
     return found
 
 
-def opened(path, bits, action):
+def entries_of(folder: bytes) -> list[tuple[bytes, os.stat_result]]:
+    return [
+        (name, os.lstat(os.path.join(folder, name)))
+        for name in os.listdir(folder)
+        if os.path.lexists(os.path.join(folder, name))
+    ]
+
+
+def opened(path: bytes, bits: int, action: Callable[[bytes], Result]) -> Result | None:
     """Do something with a path whose owner took the permission from himself."""
     try:
         mode = stat.S_IMODE(os.lstat(path).st_mode)
@@ -105,18 +125,18 @@ def opened(path, bits, action):
         return None
 
 
-def slurp(path):
+def slurp(path: bytes) -> bytes:
     with open(path, "rb") as handle:
         return handle.read(LARGEST + 1)
 
 
-def content(top, path, mode):
+def content(top: bytes, path: bytes, mode: bytes) -> bytes | None:
     """Bytes of a file or link; None if it cannot be read or is too large."""
     full = os.path.join(top, path)
     try:
         if mode == b"120000":
             return os.readlink(full)
-        data = slurp(full)
+        data: bytes | None = slurp(full)
     except PermissionError:
         data = opened(full, 0o400, slurp)
     except OSError:
@@ -124,55 +144,47 @@ def content(top, path, mode):
     return None if data is None or len(data) > LARGEST else data
 
 
-def quoted(path):
+def quoted(path: bytes) -> bytes:
     return b'"' + path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
 
 
 class Importer:
     """A `git fast-import` that makes one commit."""
 
-    def __init__(self, gitdir, ref, parent=None):
-        self.lines = [
-            b"commit refs/heads/" + ref + b"\ncommitter nexus <nexus@localhost> 0 +0000\ndata 0\n"
-        ]
-        if parent is not None:
-            self.lines.append(b"from " + parent + b"\n")
-        argv = ["git"]
-        for option in OPTIONS:
-            argv += ["-c", option]
+    def __init__(self, gitdir: str, ref: str, parent: str | None = None) -> None:
         self.process = subprocess.Popen(
-            argv + ["fast-import", "--quiet", "--done", "--date-format=raw"],
+            command("fast-import", "--quiet", "--done", "--date-format=raw"),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             cwd="/",
             env=dict(ISOLATED, GIT_DIR=gitdir),
         )
-        self.flush()
+        self.write(f"commit refs/heads/{ref}\ncommitter nexus <> 0 +0000\ndata 0\n".encode())
+        if parent is not None:
+            self.write(f"from {parent}\n".encode())
 
-    def flush(self):
-        self.process.stdin.write(b"".join(self.lines))
-        self.lines = []
+    def write(self, data: bytes) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.write(data)
 
-    def delete(self, path):
-        self.lines.append(b"D " + quoted(path) + b"\n")
-        self.flush()
+    def delete(self, path: bytes) -> None:
+        self.write(b"D " + quoted(path) + b"\n")
 
-    def put(self, path, mode, data):
-        self.lines.append(
-            b"M " + mode + b" inline " + quoted(path) + b"\ndata %d\n" % len(data) + data + b"\n"
-        )
-        self.flush()
+    def put(self, path: bytes, mode: bytes, data: bytes) -> None:
+        head = b"M " + mode + b" inline " + quoted(path)
+        self.write(head + b"\ndata %d\n" % len(data))
+        self.write(data + b"\n")
 
-    def finish(self):
-        self.process.stdin.write(b"done\n")
-        self.process.stdin.close()
-        if self.process.wait():
-            sys.exit("git fast-import failed with status %d" % self.process.returncode)
+    def finish(self) -> None:
+        self.write(b"done\n")
+        self.process.communicate()
+        if self.process.returncode:
+            sys.exit(f"git fast-import failed with status {self.process.returncode}")
 
 
-def base(top, gitdir):
+def base(top: bytes, gitdir: str) -> dict[str, object]:
     git(gitdir, "init", "--quiet", "--bare", "--template=", gitdir)
-    importer = Importer(gitdir, b"base")
+    importer = Importer(gitdir, "base")
     for path, (mode, _) in sorted(scan(top).items()):
         data = content(top, path, mode)
         if data is not None:
@@ -182,11 +194,11 @@ def base(top, gitdir):
     packs = os.path.join(gitdir, "objects", "pack")
     pack = [name for name in os.listdir(packs) if name.endswith(".pack")]
     if len(pack) != 1:
-        sys.exit("git fast-import made %d packs, not one" % len(pack))
+        sys.exit(f"git fast-import made {len(pack)} packs, not one")
     return {"commit": commit, "pack": os.path.join(packs, pack[0])}
 
 
-def is_artefact(path, known_tops):
+def is_artefact(path: bytes, known_tops: set[bytes]) -> bool:
     """Whether a file that is new is a by-product rather than work."""
     parts = path.split(b"/")
     if path.endswith((b".pyc", b".pyo")) or any(part.endswith(b".egg-info") for part in parts):
@@ -194,7 +206,7 @@ def is_artefact(path, known_tops):
     return len(parts) > 1 and parts[0] in (b"build", b"dist") and parts[0] not in known_tops
 
 
-def ignored(top, gitdir, paths):
+def ignored(top: bytes, gitdir: str, paths: list[bytes]) -> set[bytes]:
     """Those of the paths that the workspace's .gitignore files name."""
     if not paths:
         return set()
@@ -206,20 +218,20 @@ def ignored(top, gitdir, paths):
         "--stdin",
         "-z",
         data=data,
-        cwd=top,
+        cwd=os.fsdecode(top),
         env={"GIT_WORK_TREE": os.fsdecode(top)},
         codes=(0, 1),
     )
     return set(out.split(b"\0"))
 
 
-def diff(top, gitdir, commit):
+def diff(top: bytes, gitdir: str, commit: str) -> dict[str, object]:
     git(gitdir, "init", "--quiet", "--bare", "--template=", gitdir)
     pack = os.path.join(gitdir, "base.pack")
     with open(pack, "rb") as handle:
         git(gitdir, "index-pack", "--stdin", data=handle.read())
     os.unlink(pack)
-    old = {}
+    old: dict[bytes, tuple[bytes, bytes]] = {}
     for record in git(gitdir, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0"):
         if record:
             about, path = record.split(b"\t", 1)
@@ -231,7 +243,7 @@ def diff(top, gitdir, commit):
     dropped = ignored(top, gitdir, new)
     chosen = {path for path in now if path in old} | {path for path in new if path not in dropped}
 
-    importer = Importer(gitdir, b"now", commit.encode())
+    importer = Importer(gitdir, "now", commit)
     skipped = []
     for path in sorted(set(old) - set(now)):
         importer.delete(path)
@@ -258,11 +270,11 @@ def diff(top, gitdir, commit):
     }
 
 
-def main():
-    what, top, gitdir = sys.argv[1:4]
+def main() -> None:
+    what, workspace, gitdir = sys.argv[1:4]
     os.umask(0o077)
     os.makedirs(gitdir, exist_ok=True)
-    top = os.fsencode(top)
+    top = os.fsencode(workspace)
     found = base(top, gitdir) if what == "base" else diff(top, gitdir, sys.argv[4])
     json.dump(found, sys.stdout)
 
