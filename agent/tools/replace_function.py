@@ -137,7 +137,9 @@ def _parsed(lines: list[str]) -> tuple[str, ast.Module]:
     # The first line without, the others with the indentation they have in their class.
     if len(lines) > 1:
         rest = textwrap.dedent("\n".join(lines[1:]))
-        ways.append(lines[0].strip() + "\n" + textwrap.indent(rest, "    "))
+        deep = min((len(indent_of(line)) for line in lines[1:] if line.strip()), default=0)
+        at = 0 if deep > 4 and not indent_of(lines[0]) else 1
+        ways.insert(at, lines[0].strip() + "\n" + textwrap.indent(rest, "    "))
         if lines[0].strip().startswith("@"):
             ways.append(lines[0].strip() + "\n" + rest)
     for way in ways:
