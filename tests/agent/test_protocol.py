@@ -1,0 +1,284 @@
+"""Both protocols over one log: what they feed, what they keep, and that they agree when nothing
+is evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from agent.chat import Chat
+from agent.protocol import LogChanged, Reply, TrueEviction, make_protocol
+from agent.token_log import TokenLog
+from cache import AnyConfig, Sampling, preset
+
+VOCABULARY = 211
+STOP = 7
+
+
+class FakeChat:
+    """Stands where Chat stands: ids are their own text."""
+
+    stop_ids = frozenset({STOP})
+
+    def text(self, ids: Collection[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+CHAT = cast(Chat, FakeChat())
+
+
+@dataclass(frozen=True)
+class Recorder(Sampling):
+    """Greedy sampling that remembers the logits it saw."""
+
+    logits: list[torch.Tensor] = field(default_factory=list)
+
+    def choose(self, logits: torch.Tensor, *, position: int) -> int:
+        self.logits.append(logits.clone())
+        return super().choose(logits, position=position)
+
+
+def tiny(family: str) -> Any:
+    torch.manual_seed(1)
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1 if family == "llama" else 4,
+        "max_position_embeddings": 8192,
+    }
+    if family == "llama":
+        return LlamaForCausalLM(LlamaConfig(**shape)).eval()
+    return Qwen2ForCausalLM(Qwen2Config(**shape)).eval()
+
+
+def talk(
+    protocol: Any,
+    *,
+    turns: int,
+    prompt: int = 150,
+    observation: int = 60,
+    new_tokens: int = 12,
+    pinned: bool = True,
+    after: Callable[[int, TokenLog, Reply], None] | None = None,
+) -> TokenLog:
+    """A conversation whose injected ids depend on the turn alone."""
+    log = TokenLog()
+    generator = torch.Generator().manual_seed(3)
+
+    def some(count: int) -> Sequence[int]:
+        return torch.randint(8, VOCABULARY, (count,), generator=generator).tolist()
+
+    log.append(some(prompt), role="user", kind="injected", turn=0, pinned=pinned)
+    for turn in range(1, turns + 1):
+        reply = protocol.reply(log, max_new_tokens=new_tokens)
+        log.append(reply.ids, role="assistant", kind="sampled", turn=turn)
+        if after is not None:
+            after(turn, log, reply)
+        log.append(some(observation), role="user", kind="injected", turn=turn)
+    return log
+
+
+def nexus(tokens: int, **changes: Any) -> AnyConfig:
+    return preset("nexus", budget={"kind": "tokens", "tokens": tokens}, **changes)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_protocols_agree_when_nothing_is_evicted(family: str) -> None:
+    model, logs, seen = tiny(family), [], []
+    for name in ("true_eviction", "full_context"):
+        sampling = Recorder()
+        protocol = make_protocol(name, model, CHAT, nexus(1 << 20), sampling=sampling, chunk=48)
+        logs.append(talk(protocol, turns=4))
+        seen.append(torch.stack(sampling.logits))
+    assert list(logs[0].ids) == list(logs[1].ids)
+    torch.testing.assert_close(seen[0], seen[1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.model
+def test_protocols_agree_on_a_trained_model() -> None:
+    from agent.models import load
+
+    loaded = load("smollm2-135m", dtype="float32", device="cpu")
+    chat = Chat(loaded.tokenizer, name=loaded.name)
+    ids, seen = [], []
+    for name in ("true_eviction", "full_context"):
+        sampling = Recorder()
+        protocol = make_protocol(
+            name, loaded.model, chat, nexus(1 << 20), sampling=sampling, chunk=64
+        )
+        log = TokenLog()
+        chat.open(log, "You are brief.", "Name three rivers and one fact about each of them.")
+        for turn in range(1, 4):
+            reply = protocol.reply(log, max_new_tokens=16)
+            log.append(reply.ids, role="assistant", kind="sampled", turn=turn)
+            chat.bridge(log, f"Tell me more about number {turn}.", turn=turn + 1)
+        ids.append(list(log.ids))
+        seen.append(torch.stack(sampling.logits))
+        protocol.close()
+    assert ids[0] == ids[1]
+    torch.testing.assert_close(seen[0], seen[1], atol=1e-4, rtol=0)
+
+
+def test_true_eviction_feeds_each_id_once() -> None:
+    protocol = make_protocol("true_eviction", tiny("llama"), CHAT, nexus(256), sampling=Sampling())
+    fed: list[int] = []
+
+    def check(turn: int, log: TokenLog, reply: Reply) -> None:
+        fed.append(reply.stats.fed)
+        # The last sampled id waits for the next turn; all others were fed, prefilled or decoded.
+        assert reply.stats.seen == len(log) - 1
+        assert reply.stats.sampled == len(reply.ids)
+
+    talk(protocol, turns=4, after=check)
+    assert fed == [150, 61, 61, 61]
+
+
+def test_full_context_feeds_the_whole_log_every_turn() -> None:
+    protocol = make_protocol("full_context", tiny("llama"), CHAT, nexus(128), sampling=Sampling())
+    lengths: list[tuple[int, int, int]] = []
+
+    def check(turn: int, log: TokenLog, reply: Reply) -> None:
+        lengths.append((reply.stats.fed, len(log) - len(reply.ids), reply.stats.evictions))
+
+    talk(protocol, turns=3, pinned=False, after=check)
+    assert all(fed == before for fed, before, _ in lengths)
+    assert all(evictions > 0 for _, _, evictions in lengths)
+
+
+def test_pinned_spans_stay_through_many_turns() -> None:
+    protocol = make_protocol(
+        "true_eviction",
+        tiny("llama"),
+        CHAT,
+        nexus(320, prefill_eviction="chunk"),
+        sampling=Sampling(),
+        chunk=64,
+    )
+    assert isinstance(protocol, TrueEviction)
+    talk(protocol, turns=12, prompt=150)
+    cache = protocol.session.cache
+    assert cache.stats.evictions > 5
+    kept = cache.kept_blocks()
+    for block in range(-(-150 // 32)):
+        assert bool((kept == block).any(-1).all()), f"block {block} of the pinned prompt is gone"
+
+
+def test_memory_is_flat_over_forty_turns_of_long_observations() -> None:
+    protocol = make_protocol(
+        "true_eviction",
+        tiny("qwen2"),
+        CHAT,
+        nexus(128, prefill_eviction="chunk", seed=2),
+        sampling=Sampling(),
+        chunk=64,
+    )
+    held: list[int] = []
+
+    def check(turn: int, log: TokenLog, reply: Reply) -> None:
+        assert isinstance(protocol, TrueEviction)
+        cache = protocol.session.cache
+        pool, ring = cache.pool, cache._window._ring
+        assert ring is not None
+        tensors = (pool.keys, pool.values, pool.block_ids, ring)
+        assert reply.stats.cache_bytes == sum(t.numel() * t.element_size() for t in tensors)
+        assert reply.stats.resident <= 128 + 32
+        held.append(reply.stats.cache_bytes)
+
+    talk(protocol, turns=40, prompt=20, observation=300, new_tokens=40, after=check)
+    assert len(set(held[2:])) == 1
+
+
+def test_an_interrupted_prefill_goes_on_where_it_was() -> None:
+    model, config = tiny("llama"), nexus(1 << 20)
+    logs = []
+    for interrupt in (False, True):
+        sampling = Recorder()
+        protocol = make_protocol("true_eviction", model, CHAT, config, sampling=sampling, chunk=32)
+        log = TokenLog()
+        log.append(range(8, 158), role="user", kind="injected", turn=0)
+        if interrupt:
+
+            def stop(fed: int, total: int) -> None:
+                if fed >= 64:
+                    raise KeyboardInterrupt
+
+            with pytest.raises(KeyboardInterrupt):
+                protocol.reply(log, max_new_tokens=5, on_prefill=stop)
+            assert not sampling.logits
+        reply = protocol.reply(log, max_new_tokens=5)
+        assert reply.stats.fed == (150 - 64 if interrupt else 150)
+        logs.append((reply.ids, torch.stack(sampling.logits)))
+    assert logs[0][0] == logs[1][0]
+    torch.testing.assert_close(logs[0][1], logs[1][1], atol=1e-4, rtol=0)
+
+
+def test_a_changed_log_is_refused() -> None:
+    protocol = make_protocol("true_eviction", tiny("llama"), CHAT, nexus(256), sampling=Sampling())
+    first, other = TokenLog(), TokenLog()
+    first.append(range(8, 58), role="user", kind="injected", turn=0)
+    protocol.reply(first, max_new_tokens=3)
+    other.append([*range(8, 57), 99, 100], role="user", kind="injected", turn=0)
+    with pytest.raises(LogChanged, match="50 ids"):
+        protocol.reply(other, max_new_tokens=3)
+
+
+def test_stop_text_ends_a_reply_and_leaves_its_last_id_unfed() -> None:
+    protocol = make_protocol("true_eviction", tiny("llama"), CHAT, nexus(256), sampling=Sampling())
+    log, heard = TokenLog(), list[str]()
+    log.append(range(8, 58), role="user", kind="injected", turn=0)
+    reply = protocol.reply(
+        log,
+        max_new_tokens=50,
+        stop_text=lambda text: len(text.split()) == 4,
+        on_text=heard.append,
+    )
+    assert (reply.finish, len(reply.ids), reply.stats.seen) == ("stop_text", 4, 53)
+    assert heard == [" ".join(map(str, reply.ids[:n])) for n in range(1, 5)]
+
+
+def test_a_stop_id_ends_a_reply_and_is_part_of_it() -> None:
+    model = tiny("llama")
+    with torch.no_grad():
+        model.lm_head.weight[STOP] = 1e3 * model.lm_head.weight[STOP].abs()
+    log = TokenLog()
+    log.append(range(8, 58), role="user", kind="injected", turn=0)
+    protocol = make_protocol("true_eviction", model, CHAT, nexus(256), sampling=Sampling())
+    reply = protocol.reply(log, max_new_tokens=400)
+    assert reply.finish == "stop"
+    assert reply.ids[-1] == STOP
+    assert STOP not in reply.ids[:-1]
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_sampled_replies_are_a_function_of_the_seed(seed: int) -> None:
+    model = tiny("llama")
+    logs = [
+        talk(
+            make_protocol(
+                "true_eviction",
+                model,
+                CHAT,
+                nexus(160, prefill_eviction="chunk", seed=1),
+                sampling=Sampling(temperature=1.0, top_p=0.95, seed=s),
+                chunk=64,
+            ),
+            turns=3,
+            prompt=40,
+        )
+        for s in (seed, seed, seed + 1)
+    ]
+    assert list(logs[0].ids) == list(logs[1].ids)
+    assert list(logs[0].ids) != list(logs[2].ids)
+
+
+def test_an_unknown_protocol_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"'magic'.*true_eviction, full_context"):
+        make_protocol("magic", tiny("llama"), CHAT, nexus(256), sampling=Sampling())
