@@ -25,6 +25,7 @@ _ENV = {
 _OPTIONS = ("-c", "core.protectHFS=true", "-c", "core.protectNTFS=true", "-c", "core.quotePath=off")
 _ATTRIBUTES = b"* -text !eol !crlf !filter !ident !working-tree-encoding\n"  # bytes stay bytes
 _APPLY = ("apply", "--whitespace=nowarn")
+_FORBIDDEN = ("invalid path", "beyond a symbolic link")  # git's words; `patch` is less strict
 
 
 class PatchRefused(Exception):
@@ -60,8 +61,8 @@ def apply_in_sandbox(box: Sandbox, patch: bytes, scratch: str) -> tuple[str, ...
     """Apply to the workspace of a sandbox; return the paths that are different now.
 
     `scratch` is a path inside, outside the workspace, that does not exist yet; it is removed again.
-    Where `git apply` refuses, `patch -p1` is tried as the official harness does. Raises
-    PatchRefused, or SandboxError if git cannot be used there.
+    Where the context does not fit `git apply`, `patch -p1` is tried as the official harness does.
+    Raises PatchRefused, or SandboxError if git cannot be used there.
     """
     patch = whole(patch)
     git = _git(scratch, box.workdir)
@@ -70,8 +71,10 @@ def apply_in_sandbox(box: Sandbox, patch: bytes, scratch: str) -> tuple[str, ...
     _must(box, f"cat > {new}/info/attributes", stdin=_ATTRIBUTES)
     before = _snapshot(box, git)
     done = box.run([*git, *_APPLY, "-"], env=_ENV, stdin=patch)
-    if done.exit_code != 0 and not _apply_loosely(box, patch):
-        raise PatchRefused(f"the patch does not apply: {_why(done.text)}")
+    if done.exit_code != 0:
+        why = _why(done.text)
+        if any(reason in why for reason in _FORBIDDEN) or not _apply_loosely(box, patch):
+            raise PatchRefused(f"the patch does not apply: {why}")
     after = _snapshot(box, git)
     changed = [*git, "diff-tree", "-r", "--name-only", "--no-renames", "-z", before, after]
     names = _must(box, changed).output.decode("utf-8", "surrogateescape")
