@@ -205,9 +205,10 @@ class EvictingCache(Cache):
         if self._policy is None:
             return
         size = self.pool.block_size
-        wanted = torch.arange(
-            start // size, ceil_blocks(min(stop, self.seen), size), device=self.block_ids.device
-        )
+        first = start // size
+        # Of a span that is still to come, or coming, there is that much less to look for.
+        last = max(first, ceil_blocks(min(stop, self.seen), size))
+        wanted = torch.arange(first, last, device=self.block_ids.device)
         if not (self.block_ids.unsqueeze(-1) == wanted).any(-2).all():
             raise ValueError(
                 f"tokens {start}..{stop} cannot be pinned: some were evicted already; pin a span "
