@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +12,14 @@ from pathlib import Path
 def cache_dir(*parts: str) -> Path:
     """The cache folder, or a folder below it; created when missing.
 
-    `NEXUS_CACHE` names it; else it is `nexus-agent` in `XDG_CACHE_HOME`, or in the platform's
-    own place for caches. Everything below it can be deleted and comes back when needed.
+    `NEXUS_CACHE` names it; else it is `nexus-agent` in `XDG_CACHE_HOME` (default `~/.cache`).
+    Everything below it can be deleted and comes back when needed.
     """
     named = os.environ.get("NEXUS_CACHE")
     if named:
         root = Path(named).expanduser()
-    elif base := os.environ.get("XDG_CACHE_HOME"):
-        root = Path(base) / "nexus-agent"
-    elif sys.platform == "darwin":
-        root = Path.home() / "Library" / "Caches" / "nexus-agent"
     else:
-        root = Path.home() / ".cache" / "nexus-agent"
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nexus-agent"
     folder = root.absolute().joinpath(*parts)
     folder.mkdir(parents=True, exist_ok=True)
     return folder

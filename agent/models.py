@@ -1,0 +1,225 @@
+"""Models by name: a catalogue name, a hub id, a folder with safetensors, or a GGUF file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from agent import digests, hub
+from agent.catalogue import CATALOGUE, Entry, GgufEntry, HubEntry, UnknownModel, find
+from agent.model_convert import BadModelFile, converted, quiet
+from agent.model_fetch import FetchError, fetch, require_room
+from agent.progress import Progress, Silent
+from cache.support import require_supported
+from environments.paths import cache_dir
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model comes from, as found by `resolve`."""
+
+    kind: Literal["catalogue", "hub", "folder", "gguf"]
+    name: str  # as reports show it
+    entry: Entry | None = None  # catalogue
+    repo: str | None = None  # hub, and catalogue entries that live there
+    path: Path | None = None  # folder, gguf
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model on this disk, ready to be loaded."""
+
+    folder: Path  # config, safetensors, tokenizer
+    sha256: str  # of the GGUF file it came from; else over the folder (agent.digests.of_folder)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory: in eval mode, without gradients."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    path: Path
+    sha256: str
+    dtype: torch.dtype
+    device: torch.device
+
+
+def resolve(name_or_path: str) -> ModelSource:
+    """What a `--model` value means. Nothing is fetched.
+
+    Catalogue names come first; a folder of the same name is reached as `./name`. Raises
+    UnknownModel (with the known names), FileNotFoundError, or BadModelFile.
+    """
+    if name_or_path.lower() in CATALOGUE:
+        entry = find(name_or_path)
+        repo = entry.repo if isinstance(entry, HubEntry) else None
+        return ModelSource("catalogue", entry.name, entry=entry, repo=repo)
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return ModelSource("folder", path.resolve().name, path=_model_folder(path))
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise BadModelFile(
+                f"{path} is a file, but not a .gguf one; for safetensors name its folder"
+            )
+        return ModelSource("gguf", path.stem, path=path.absolute())
+    if name_or_path.startswith(("/", ".", "~")) or path.suffix.lower() == ".gguf":
+        raise FileNotFoundError(f"there is no file or folder {name_or_path}")
+    if _HUB_ID.fullmatch(name_or_path):
+        return ModelSource("hub", name_or_path, repo=name_or_path)
+    find(name_or_path)  # raises UnknownModel
+    raise UnknownModel(name_or_path)
+
+
+def pull(source: ModelSource, progress: Progress | None = None) -> ModelFiles:
+    """Bring a model onto this disk, in the form in which it loads fast.
+
+    A no-op when it is there already. Raises FetchError (WrongSum and FullDisk among them),
+    BadModelFile, or cache.support.UnsupportedModel.
+    """
+    progress = progress or Silent()
+    if source.repo is not None:
+        folder = _hub_folder(source.repo, progress)
+        return ModelFiles(folder, digests.of_folder(folder, progress))
+    if source.kind == "folder":
+        assert source.path is not None
+        return ModelFiles(source.path, digests.of_folder(source.path, progress))
+    if isinstance(source.entry, GgufEntry):
+        gguf = fetch(source.entry, cache_dir("models", "gguf"), progress)
+        sha256 = source.entry.sha256
+    else:
+        assert source.path is not None
+        gguf = source.path
+        sha256 = digests.of_file(gguf, progress)
+    return ModelFiles(converted(gguf, sha256, cache_dir("models", "converted"), progress), sha256)
+
+
+def load(
+    name_or_path: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a model and its tokenizer, fetching and converting it first where needed.
+
+    `dtype`: "auto" (see `choose_dtype`), "bfloat16", "float16" or "float32". `device`: "auto"
+    (CUDA where there is one, else the CPU) or what torch takes. The attention function is left as
+    it is: the cache sets its own. Raises what `resolve` and `pull` raise, and ValueError for a
+    dtype or device that is not there.
+    """
+    source = resolve(name_or_path)
+    where = choose_device(device)
+    kind = choose_dtype(dtype, where)
+    files = pull(source, progress)
+    with quiet():
+        require_supported(AutoConfig.from_pretrained(files.folder), source.name)
+        tokenizer = AutoTokenizer.from_pretrained(files.folder)
+        model = AutoModelForCausalLM.from_pretrained(
+            files.folder,
+            dtype=kind,
+            use_safetensors=True,
+            device_map={"": where} if where.type != "cpu" else None,
+        )
+    model.eval().requires_grad_(False)
+    return LoadedModel(model, tokenizer, source.name, files.folder, files.sha256, kind, where)
+
+
+def choose_device(device: str = "auto") -> torch.device:
+    """The device meant; "auto" is CUDA where there is one, else the CPU. Raises ValueError."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise ValueError(f"device {device!r} cannot be used: {reason}; try cpu") from error
+    return chosen
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The dtype meant; "auto" is bfloat16 where the hardware multiplies it, else float32.
+
+    That is CUDA from compute capability 8.0 on, and CPUs with AMX or AVX512-BF16: elsewhere it is
+    emulated and several times slower than float32. Raises ValueError for an unknown name.
+    """
+    if dtype != "auto":
+        name = _SHORT.get(dtype, dtype)
+        if name not in _DTYPES:
+            known = ", ".join(["auto", *_DTYPES])
+            raise ValueError(f"dtype {dtype!r} is not known; choose from {known}")
+        return _DTYPES[name]
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = device.type == "cpu" and _cpu_bfloat16()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def _cpu_bfloat16() -> bool:
+    ask = getattr(torch.cpu, "get_capabilities", None)
+    if ask is None:  # older torch
+        amx, avx = torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_bf16_supported()
+        return bool(amx or avx)
+    found = ask()
+    return any(found.get(name) for name in ("amx_bf16", "avx512_bf16"))
+
+
+def _model_folder(path: Path) -> Path:
+    if hub.whole(path):
+        return path.absolute()
+    ggufs = sorted(path.glob("*.gguf"))
+    if ggufs:
+        raise BadModelFile(f"{path} holds GGUF files: name one of them, such as {ggufs[0]}")
+    if not (path / "config.json").is_file():
+        raise BadModelFile(f"{path} is not a model folder: it has no config.json")
+    raise BadModelFile(
+        f"{path} lacks safetensors, or some of those that its index names. Pickled weights (.bin, "
+        ".pt) are not read, since they can run code: convert them to safetensors"
+    )
+
+
+def _hub_folder(repo: str, progress: Progress) -> Path:
+    """The local folder of a hub repository; its config is judged before its weights are fetched."""
+    try:
+        hub.require_reachable()
+        with quiet():
+            require_supported(AutoConfig.from_pretrained(hub.config_file(repo).parent), repo)
+        need = hub.snapshot_bytes(repo)
+        if need:
+            require_room(repo, hub.store(), need)
+            progress.say(f"fetching {repo} from the hub ({need / 1e9:.1f} GB)")
+        folder = hub.snapshot(repo)
+    except hub.HubUnavailable as error:
+        local = hub.local_snapshot(repo)
+        if local is None:
+            offline = ", ".join(n for n, e in CATALOGUE.items() if isinstance(e, GgufEntry))
+            raise FetchError(
+                f"{error}, and {repo} was not fetched before. Without the hub there are {offline}, "
+                "or a folder or GGUF file of your own"
+            ) from error
+        progress.say(f"{error}: taking {repo} as it was fetched before")
+        return local
+    if not hub.whole(folder):
+        raise BadModelFile(
+            f"{repo} has no safetensors on the hub; choose another form of the model"
+        )
+    return folder
