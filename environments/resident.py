@@ -458,8 +458,8 @@ class Resident:
 
 def main() -> None:
     settings = json.loads(sys.argv[2])
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: os._exit(0))
+    # Process 1 gets no signal for which it has no handler, so a command cannot end it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     source, sink = os.dup(0), os.dup(1)  # not inherited by commands
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

@@ -1,0 +1,87 @@
+"""What all tests share: sandboxes of both kinds, and what happens where no engine answers.
+
+A test marked `docker` is skipped where no Docker engine answers, unless NEXUS_REQUIRE_DOCKER=1:
+then it fails. The fixtures `sandbox`, `shared_sandbox` and `open_box` run a test once for each kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from environments import Sandbox, SandboxError, SandboxSpec, open_sandbox
+
+
+@functools.cache
+def _docker_error() -> str | None:
+    from environments.engine import connect
+
+    try:
+        client = connect(2.0)
+    except SandboxError as error:
+        return str(error)
+    client.close()
+    return None
+
+
+@functools.cache
+def _bubblewrap_error() -> str | None:
+    from environments.bubblewrap import why_unusable
+
+    return why_unusable()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("docker") and (error := _docker_error()):
+        if os.environ.get("NEXUS_REQUIRE_DOCKER") == "1":
+            pytest.fail(f"NEXUS_REQUIRE_DOCKER=1, but {error}", pytrace=False)
+        pytest.skip(error)
+
+
+@pytest.fixture(
+    scope="session", params=[pytest.param("docker", marks=pytest.mark.docker), "bubblewrap"]
+)
+def sandbox_kind(request: pytest.FixtureRequest) -> str:
+    """Each kind of sandbox that this host can run."""
+    if request.param == "bubblewrap" and (error := _bubblewrap_error()):
+        pytest.skip(error)
+    return str(request.param)
+
+
+@pytest.fixture
+def open_box(sandbox_kind: str) -> Iterator[Callable[..., Any]]:
+    """Opens sandboxes of one kind by the fields of their spec; they end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def opener(**fields: Any) -> Sandbox:
+            return stack.enter_context(open_sandbox(SandboxSpec(**fields), sandbox_kind))
+
+        yield opener
+
+
+@pytest.fixture
+def sandbox(open_box: Callable[..., Any]) -> Any:
+    """A fresh sandbox with an empty workspace."""
+    return open_box()
+
+
+@pytest.fixture(scope="module")
+def module_sandbox(sandbox_kind: str) -> Iterator[Sandbox]:
+    with open_sandbox(SandboxSpec(), sandbox_kind) as box:
+        yield box
+
+
+@pytest.fixture
+def shared_sandbox(module_sandbox: Sandbox) -> Sandbox:
+    """A sandbox that the tests of one module share, for those that leave nothing running.
+
+    Workspace, home and temporary folders are empty again; opening one for each test costs a second.
+    """
+    folders = f"{module_sandbox.workdir} /tmp /var/tmp /home/agent"
+    assert module_sandbox.run(f"find {folders} -mindepth 1 -delete", cwd="/").exit_code == 0
+    return module_sandbox
