@@ -45,7 +45,9 @@ class QueryWindow:
         self.begin()
         if self._ring is None:
             shape = (*new.shape[:2], self.size, new.shape[3])
-            self._ring = torch.zeros(shape, dtype=new.dtype, device=new.device)
+            # A tensor born in inference mode could not be written outside it.
+            with torch.inference_mode(False):
+                self._ring = torch.zeros(shape, dtype=new.dtype, device=new.device)
         count = new.shape[2]
         slots = torch.arange(seen - count, seen, device=new.device) % self.size
         self._ring[:, :, slots] = new

@@ -148,9 +148,11 @@ class Pool:
             (self.values, slots, used),
             (self.block_ids, pages, used // self.block_size),
         ):
-            new = torch.empty(
-                (*old.shape[:3], size, *old.shape[4:]), dtype=old.dtype, device=old.device
-            )
+            # A tensor born in inference mode could not be written outside it.
+            with torch.inference_mode(False):
+                new = torch.empty(
+                    (*old.shape[:3], size, *old.shape[4:]), dtype=old.dtype, device=old.device
+                )
             new[:, :, :, :valid] = old[:, :, :, :valid]
             resized.append(new)
         before = self.nbytes
