@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-class UnknownModel(ValueError):
-    """The name is none of the catalogue's, and neither a hub id, a folder nor a file."""
+from agent.model_errors import UnknownModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,6 @@ class HubEntry:
     note: str
     repo: str
     parameters: str
-    context: int  # tokens
 
 
 Entry = GgufEntry | HubEntry
@@ -79,7 +76,7 @@ _ENTRIES: tuple[Entry, ...] = (
     ),
     GgufEntry(
         name="qwen2.5-coder-0.5b",
-        note="smallest coder that keeps to the compact tools",
+        note="small coder; several times faster than the 1.5b on a CPU",
         file="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
         size=491_400_064,
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
@@ -92,7 +89,7 @@ _ENTRIES: tuple[Entry, ...] = (
     ),
     GgufEntry(
         name="qwen2.5-coder-1.5b",
-        note="fixes easy issues on a CPU",
+        note="coder for easy issues on a CPU",
         file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         size=1_117_320_768,
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
@@ -105,17 +102,15 @@ _ENTRIES: tuple[Entry, ...] = (
     ),
     HubEntry(
         name="qwen3-8b",
-        note="general model for one GPU of 24 GB",
+        note="general; about 16 GB in bfloat16, for one GPU",
         repo="Qwen/Qwen3-8B",
         parameters="8B",
-        context=40960,
     ),
     HubEntry(
         name="deepswe-preview",
-        note="trained on SWE-bench-like tasks with the R2E-Gym tools; a GPU of 80 GB or more",
+        note="trained to fix issues with the R2E-Gym tools; about 65 GB in bfloat16",
         repo="agentica-org/DeepSWE-Preview",
         parameters="32B",
-        context=40960,
     ),
 )
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from agent.model_errors import BadModelFile
+
 _SCALARS = {
     0: "B",
     1: "b",
@@ -29,10 +31,6 @@ _SCALARS = {
 _STRING, _ARRAY = 8, 9
 
 
-class BadGguf(ValueError):
-    """The file is not GGUF, or not all of it."""
-
-
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
     """What stands before the weights."""
@@ -44,19 +42,21 @@ class GgufHeader:
 def read_header(path: Path) -> GgufHeader:
     """Read the head of a GGUF file and check that the file is as long as its tensors need.
 
-    Raises BadGguf, naming the file and what is wrong with it.
+    Raises BadModelFile, naming the file and what is wrong with it.
     """
     with path.open("rb") as handle:
         start = handle.read(4)
         if start != b"GGUF":
-            raise BadGguf(f"{path} is not a GGUF file: it starts with {start!r}")
+            raise BadModelFile(f"{path} is not a GGUF file: it starts with {start!r}")
         with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 header, end = _parse(data)
             except (struct.error, IndexError, UnicodeDecodeError, KeyError, ValueError) as error:
-                raise BadGguf(f"{path} is damaged or cut off in its header: {error}") from error
+                raise BadModelFile(
+                    f"{path} is damaged or cut off in its header: {error}"
+                ) from error
             if end > len(data):
-                raise BadGguf(f"{path} is cut off: it has {len(data)} bytes and needs {end}")
+                raise BadModelFile(f"{path} is cut off: it has {len(data)} bytes and needs {end}")
     return header
 
 

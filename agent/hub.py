@@ -67,8 +67,9 @@ def download(
 ) -> None:
     """Download one file of `size` bytes to `part`, going on where an earlier try ended.
 
-    A broken connection is taken up again twice. Raises HubUnavailable when the hub refuses, offers
-    a file of another size, or breaks off; what arrived stays in `part`.
+    No token is sent: catalogue models are public. A broken connection is taken up again twice.
+    Raises HubUnavailable when the hub refuses, offers a file of another size, or breaks off; what
+    arrived stays in `part`.
     """
     url = huggingface_hub.hf_hub_url(
         source.repo, source.file, revision=source.revision, endpoint=endpoint
@@ -89,7 +90,7 @@ def _download_rest(url: str, part: Path, size: int, on_bytes: Callable[[int], No
         have = 0
     if have == size:
         return
-    headers = {**huggingface_hub.utils.build_hf_headers(), "Accept-Encoding": "identity"}
+    headers = {"Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
     with requests.get(url, headers=headers, stream=True, timeout=(5.0, 30.0)) as answer:

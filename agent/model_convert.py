@@ -27,8 +27,10 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from agent.gguf_header import BadGguf, read_header
+from agent.gguf_header import read_header
+from agent.model_errors import BadModelFile
 from agent.model_fetch import require_room
+from agent.model_store import converted_name
 from agent.progress import Progress, Silent
 from cache.support import require_supported
 from environments.paths import locked
@@ -38,10 +40,6 @@ _RECORD = "conversion.json"
 _SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
-class BadModelFile(ValueError):
-    """A file or folder does not hold a model that can be loaded."""
-
-
 def converted(gguf: Path, sha256: str, root: Path, progress: Progress | None = None) -> Path:
     """The folder in `root` with the safetensors form of `gguf`, made now if it is not there.
 
@@ -49,7 +47,7 @@ def converted(gguf: Path, sha256: str, root: Path, progress: Progress | None = N
     BadModelFile, cache.support.UnsupportedModel (before anything is written) or FullDisk.
     """
     progress = progress or Silent()
-    folder = root / f"{gguf.stem}-{sha256[:12]}"
+    folder = root / converted_name(gguf, sha256)
     if _current(folder):
         return folder
     root.mkdir(parents=True, exist_ok=True)
@@ -171,7 +169,4 @@ def _elements(gguf: Path) -> int:
             f"{gguf} is one of {int(parts.group(1))} parts: join them with "
             "`llama-gguf-split --merge` and give the joined file"
         )
-    try:
-        return read_header(gguf).elements
-    except BadGguf as error:
-        raise BadModelFile(str(error)) from error
+    return read_header(gguf).elements

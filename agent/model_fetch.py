@@ -20,23 +20,12 @@ from pathlib import Path
 
 from agent import digests, hub
 from agent.catalogue import GgufEntry, Piece
+from agent.model_errors import FetchError, FullDisk, WrongSum
 from agent.progress import Progress, Silent
 from environments.paths import locked
 
 _CHUNK = 1 << 20
 _SPARE = 64 << 20  # bytes that must stay free after a download
-
-
-class FetchError(RuntimeError):
-    """A model could not be brought here."""
-
-
-class WrongSum(FetchError):
-    """What arrived is not the file the catalogue means. Nothing of it was kept."""
-
-
-class FullDisk(FetchError):
-    """There is not enough room for the model."""
 
 
 def fetch(entry: GgufEntry, folder: Path, progress: Progress | None = None) -> Path:

@@ -17,12 +17,13 @@ from transformers import (
 )
 
 from agent import digests, hub
-from agent.catalogue import CATALOGUE, Entry, GgufEntry, HubEntry, UnknownModel, find
-from agent.model_convert import BadModelFile, converted, quiet
-from agent.model_fetch import FetchError, fetch, require_room
+from agent.catalogue import CATALOGUE, Entry, GgufEntry, HubEntry, find
+from agent.model_convert import converted, quiet
+from agent.model_errors import BadModelFile, FetchError, UnknownModel
+from agent.model_fetch import fetch, require_room
+from agent.model_store import converted_folder, gguf_folder
 from agent.progress import Progress, Silent
 from cache.support import require_supported
-from environments.paths import cache_dir
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -65,7 +66,7 @@ def resolve(name_or_path: str) -> ModelSource:
     """What a `--model` value means. Nothing is fetched.
 
     Catalogue names come first; a folder of the same name is reached as `./name`. Raises
-    UnknownModel (with the known names), FileNotFoundError, or BadModelFile.
+    UnknownModel (with the known names) or BadModelFile.
     """
     if name_or_path.lower() in CATALOGUE:
         entry = find(name_or_path)
@@ -81,7 +82,7 @@ def resolve(name_or_path: str) -> ModelSource:
             )
         return ModelSource("gguf", path.stem, path=path.absolute())
     if name_or_path.startswith(("/", ".", "~")) or path.suffix.lower() == ".gguf":
-        raise FileNotFoundError(f"there is no file or folder {name_or_path}")
+        raise UnknownModel(f"there is no file or folder {name_or_path}")
     if _HUB_ID.fullmatch(name_or_path):
         return ModelSource("hub", name_or_path, repo=name_or_path)
     find(name_or_path)  # raises UnknownModel
@@ -95,20 +96,14 @@ def pull(source: ModelSource, progress: Progress | None = None) -> ModelFiles:
     BadModelFile, or cache.support.UnsupportedModel.
     """
     progress = progress or Silent()
-    if source.repo is not None:
-        folder = _hub_folder(source.repo, progress)
-        return ModelFiles(folder, digests.of_folder(folder, progress))
-    if source.kind == "folder":
-        assert source.path is not None
-        return ModelFiles(source.path, digests.of_folder(source.path, progress))
     if isinstance(source.entry, GgufEntry):
-        gguf = fetch(source.entry, cache_dir("models", "gguf"), progress)
-        sha256 = source.entry.sha256
+        gguf, sha256 = fetch(source.entry, gguf_folder(), progress), source.entry.sha256
+    elif source.kind == "gguf" and source.path is not None:
+        gguf, sha256 = source.path, digests.of_file(source.path, progress)
     else:
-        assert source.path is not None
-        gguf = source.path
-        sha256 = digests.of_file(gguf, progress)
-    return ModelFiles(converted(gguf, sha256, cache_dir("models", "converted"), progress), sha256)
+        folder = source.path or _hub_folder(source.repo or source.name, progress)
+        return ModelFiles(folder, digests.of_folder(folder, progress))
+    return ModelFiles(converted(gguf, sha256, converted_folder(), progress), sha256)
 
 
 def load(

@@ -48,7 +48,7 @@ def unsupported_reason(config: PretrainedConfig) -> str | None:
             or _shared(text)
             or _attention_function(config, text)
         )
-    except AttributeError as error:  # newer configs refuse one answer where layers differ
+    except RuntimeError as error:  # newer configs refuse one answer where layers differ
         return f"its layers differ in their attention ({str(error).splitlines()[0]})"
 
 
