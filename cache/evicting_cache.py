@@ -89,6 +89,15 @@ class EvictingCache(Cache):
         return [False] * self.num_layers
 
     @property
+    def is_linear(self) -> list[bool]:
+        """No layer is: `generate` would otherwise feed again what was seen."""
+        return [False] * self.num_layers
+
+    @property
+    def is_croppable(self) -> bool:
+        return False
+
+    @property
     def is_compileable(self) -> bool:
         return False
 
