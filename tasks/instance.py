@@ -10,6 +10,11 @@ from typing import Protocol, runtime_checkable
 from environments.base import Sandbox, SandboxSpec
 
 
+class TaskError(Exception):
+    """What a user asked of a task cannot be done; the text says why and what to do. The base of
+    FetchError (sources), RepoError (own repositories) and PatchRefused (applying a patch)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Instance:
     """What the agent may know of a task. Hidden tests and reference patches are never here."""

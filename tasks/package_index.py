@@ -23,13 +23,15 @@ from urllib.request import url2pathname
 
 import requests
 
+from tasks.instance import TaskError
+
 _ACCEPT = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, "
     "text/html;q=0.1"
 )
 
 
-class FetchError(Exception):
+class FetchError(TaskError):
     """A file could not be fetched, or is not what it should be."""
 
 

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from environments.base import ExecResult, Sandbox, SandboxError
+from tasks.instance import TaskError
 
 # The user's and the machine's git settings are out as well: apply.whitespace, core.autocrlf, ...
 _ENV = {
@@ -28,7 +29,7 @@ _APPLY = ("apply", "--whitespace=nowarn")
 _FORBIDDEN = ("invalid path", "beyond a symbolic link")  # git's words; `patch` is less strict
 
 
-class PatchRefused(Exception):
+class PatchRefused(TaskError):
     """The patch does not apply, or names a path it must not touch. Nothing was changed."""
 
 

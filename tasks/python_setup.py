@@ -22,14 +22,10 @@ def environment(roots: Sequence[str]) -> dict[str, str]:
 
 def sandbox_spec(env: Mapping[str, str], packages: Path | None) -> SandboxSpec:
     """The sandbox for such a tree, with the packages mounted read-only if there are any."""
-    if packages is None:
-        return SandboxSpec(env=dict(env), workdir=WORKDIR)
-    return SandboxSpec(
-        env=dict(env),
-        workdir=WORKDIR,
-        mounts={str(packages): PACKAGES},
-        python_path=f"{PACKAGES}/bin",
-    )
+    fields: dict[str, object] = {"env": dict(env), "workdir": WORKDIR}
+    if packages is not None:
+        fields |= {"mounts": {str(packages): PACKAGES}, "python_path": f"{PACKAGES}/bin"}
+    return SandboxSpec.model_validate(fields)
 
 
 def default_python_env() -> PythonEnv:

@@ -22,13 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from environments.base import SandboxSpec
 from tasks import sources
 from tasks.grading import Exam, grade
-from tasks.instance import Instance, SandboxOpener, Verdict
+from tasks.instance import Instance, SandboxOpener, TaskError, Verdict
 from tasks.python_setup import PythonEnv, default_python_env, environment, sandbox_spec
 from tasks.sources import Sdist
-
-
-class TaskError(Exception):
-    """A task was asked for that is not there, or that cannot be used as it is."""
 
 
 class ReleasePair(BaseModel):

@@ -19,7 +19,7 @@ from typing import Any, Self
 import git
 
 from environments.base import SandboxSpec
-from tasks.instance import Instance, Verdict
+from tasks.instance import Instance, TaskError, Verdict
 from tasks.patches import apply_to_folder
 from tasks.python_setup import PythonEnv, default_python_env, environment, sandbox_spec
 
@@ -30,7 +30,7 @@ _SKIPPED_FOLDERS = frozenset(
 )
 
 
-class RepoError(Exception):
+class RepoError(TaskError):
     """The repository or the issue that was named cannot be used."""
 
 

@@ -92,12 +92,12 @@ def exam(tmp_path: Path) -> Exam:
 
 
 @pytest.fixture
-def graded(exam: Exam, spec: SandboxSpec, bubblewrap: SandboxOpener) -> Graded:
+def graded(exam: Exam, spec: SandboxSpec, any_kind: SandboxOpener) -> Graded:
     def run(files: dict[str, str | None], hidden: str | None = None, **changes: object) -> Verdict:
         if hidden is not None:
             write(exam.hidden, {"tests/test_mod.py": textwrap.dedent(hidden)})
         patch = patch_of(exam.tree, files)
-        return grade(dataclasses.replace(exam, **changes), patch, spec, bubblewrap)  # type: ignore[arg-type]
+        return grade(dataclasses.replace(exam, **changes), patch, spec, any_kind)  # type: ignore[arg-type]
 
     return run
 
@@ -214,21 +214,21 @@ def test_empty_patches_open_no_sandbox(exam: Exam, spec: SandboxSpec) -> None:
     ],
 )
 def test_patches_that_do_not_apply(
-    exam: Exam, spec: SandboxSpec, bubblewrap: SandboxOpener, patch: bytes
+    exam: Exam, spec: SandboxSpec, any_kind: SandboxOpener, patch: bytes
 ) -> None:
-    verdict = grade(exam, patch, spec, bubblewrap)
+    verdict = grade(exam, patch, spec, any_kind)
     assert (verdict.resolved, verdict.status) == (False, "patch_failed")
     assert "does not apply" in verdict.detail
 
 
 def test_a_patch_with_moved_context_still_applies_as_the_official_harness_does(
-    exam: Exam, spec: SandboxSpec, bubblewrap: SandboxOpener
+    exam: Exam, spec: SandboxSpec, any_kind: SandboxOpener
 ) -> None:
     fuzzy = (
         b"--- a/mod.py\n+++ b/mod.py\n@@ -1,3 +1,3 @@\n def double(x):\n-    return x\n"
         b"+    return 2 * x\n # a line that is not there\n"
     )
-    assert grade(exam, fuzzy, spec, bubblewrap).status == "resolved"
+    assert grade(exam, fuzzy, spec, any_kind).status == "resolved"
 
 
 # --- what a patch may try
@@ -265,20 +265,20 @@ def test_a_run_cut_short_is_not_resolved_even_if_the_wanted_tests_had_passed(
 
 def test_lines_written_into_the_results_do_not_count(graded: Graded) -> None:
     forger = f"""
-        import glob, hashlib, json
-        for path in glob.glob("/tmp/*/*"):
-            lines = open(path, "rb").read().splitlines()
-            for n, test in enumerate(["{T}two", "{T}three"]):
-                record = dict(n=len(lines) + n, event="report", id=test, when="call",
-                              outcome="passed", xfail=False)
-                text = json.dumps(record).encode()
-                with open(path, "ab") as out:
-                    out.write(hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\\n")
-        def double(x):
-            return x
+        import glob, hashlib, json, os
+        [path] = [p for p in glob.glob("/tmp/*/*") if not p.endswith(".py")]
+        count = len(open(path, "rb").read().splitlines())
+        reports = [dict(event="report", id=test, when="call", outcome="passed", xfail=False)
+                   for test in ("{T}two", "{T}three", "{T}kept")]
+        with open(path, "ab") as out:
+            for n, record in enumerate([*reports, dict(event="finish", exit=0)], count):
+                text = json.dumps(dict(n=n, **record)).encode()
+                out.write(hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\\n")
+        os._exit(0)
         """
     verdict = graded({"mod.py": forger})
     assert verdict.status == "unresolved"
+    assert set(verdict.fail_to_pass.values()) == {"missing"}
     assert "did not write" in verdict.detail
 
 
@@ -308,7 +308,7 @@ def test_the_agents_own_tests_are_replaced(graded: Graded) -> None:
 
 
 def test_a_link_in_place_of_the_tests_is_replaced_too(
-    exam: Exam, spec: SandboxSpec, bubblewrap: SandboxOpener
+    exam: Exam, spec: SandboxSpec, any_kind: SandboxOpener
 ) -> None:
     for name in ("test_mod.py", "conftest.py"):
         (exam.tree / "tests" / name).unlink()
@@ -318,7 +318,7 @@ def test_a_link_in_place_of_the_tests_is_replaced_too(
         b"@@ -0,0 +1 @@\n+/tmp\n\\ No newline at end of file\n"
     )
     fix = patch_of(exam.tree, {"mod.py": FIX})
-    assert grade(exam, fix + link, spec, bubblewrap).status == "resolved"
+    assert grade(exam, fix + link, spec, any_kind).status == "resolved"
 
 
 HOOK = """
@@ -344,16 +344,16 @@ def test_patches_that_steer_the_tests_are_flagged(graded: Graded, names: tuple[s
 
 
 def test_a_flag_cannot_be_hidden_by_gitignore_or_by_renaming(
-    exam: Exam, spec: SandboxSpec, bubblewrap: SandboxOpener
+    exam: Exam, spec: SandboxSpec, any_kind: SandboxOpener
 ) -> None:
     hidden = patch_of(exam.tree, {".gitignore": "conftest.py\n", "conftest.py": HOOK})
-    assert "steers the tests: conftest.py" in grade(exam, hidden, spec, bubblewrap).detail
+    assert "steers the tests: conftest.py" in grade(exam, hidden, spec, any_kind).detail
     write(exam.tree, {"conftest.py": "# here\n"})
     moved = (
         b"diff --git a/conftest.py b/other.txt\nsimilarity index 100%\n"
         b"rename from conftest.py\nrename to other.txt\n"
     )
-    assert "steers the tests: conftest.py" in grade(exam, moved, spec, bubblewrap).detail
+    assert "steers the tests: conftest.py" in grade(exam, moved, spec, any_kind).detail
 
 
 def test_other_test_files_are_flagged_and_plain_sources_are_not(graded: Graded) -> None:
@@ -386,7 +386,7 @@ def test_pytest_that_cannot_start_is_an_error(graded: Graded) -> None:
 
 
 def test_nothing_of_the_new_release_but_its_tests_is_in_the_sandbox(
-    exam: Exam, spec: SandboxSpec, bubblewrap: SandboxOpener
+    exam: Exam, spec: SandboxSpec, any_kind: SandboxOpener
 ) -> None:
     write(exam.hidden, {"secret_solution.py": "x"})
     hidden = """
@@ -400,5 +400,5 @@ def test_nothing_of_the_new_release_but_its_tests_is_in_the_sandbox(
         """
     write(exam.hidden, {"tests/test_mod.py": textwrap.dedent(hidden)})
     narrow = dataclasses.replace(exam, fail_to_pass=(f"{T}two",), pass_to_pass=())
-    verdict = grade(narrow, patch_of(exam.tree, {"README.md": "x\n"}), spec, bubblewrap)
+    verdict = grade(narrow, patch_of(exam.tree, {"README.md": "x\n"}), spec, any_kind)
     assert verdict.status == "resolved", verdict

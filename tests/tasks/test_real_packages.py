@@ -47,8 +47,8 @@ def check(instance_id: str, opener: SandboxOpener) -> None:
 
 
 @pytest.mark.parametrize("instance_id", SMALL)
-def test_small_ones_in_bubblewrap(instance_id: str, bubblewrap: SandboxOpener) -> None:
-    check(instance_id, bubblewrap)
+def test_small_ones(instance_id: str, any_kind: SandboxOpener) -> None:
+    check(instance_id, any_kind)
 
 
 @pytest.mark.docker
@@ -62,16 +62,16 @@ def test_all_others(instance_id: str, each_kind: SandboxOpener) -> None:
     check(instance_id, each_kind)
 
 
-def test_forged_output_does_not_resolve_and_is_flagged(bubblewrap: SandboxOpener) -> None:
-    verdict = load("jsonpointer-3.1.1", bubblewrap).grade(FORGED)
+def test_forged_output_does_not_resolve_and_is_flagged(any_kind: SandboxOpener) -> None:
+    verdict = load("jsonpointer-3.1.1", any_kind).grade(FORGED)
     assert verdict.status == "unresolved"
     assert set(verdict.fail_to_pass.values()) == {"failed"}
     assert "FLAGGED, the patch touches what steers the tests: conftest.py" in verdict.detail
 
 
-def test_a_reference_of_another_release_does_not_apply(bubblewrap: SandboxOpener) -> None:
+def test_a_reference_of_another_release_does_not_apply(any_kind: SandboxOpener) -> None:
     other = release_pair.reference_patch("tinydb-4.8.2")
-    assert load("jsonpointer-3.1.1", bubblewrap).grade(other).status == "patch_failed"
+    assert load("jsonpointer-3.1.1", any_kind).grade(other).status == "patch_failed"
 
 
 def test_the_sandbox_of_the_agent_holds_the_old_release_and_no_copy_of_any_other(

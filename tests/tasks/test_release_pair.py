@@ -11,8 +11,7 @@ import pytest
 
 from environments.base import Sandbox, SandboxSpec
 from tasks import release_pair
-from tasks.instance import Task
-from tasks.release_pair import TaskError
+from tasks.instance import Task, TaskError
 
 RECORD = json.loads(
     (resources.files("tasks") / "data" / "release_pairs.jsonl").read_text("utf-8").splitlines()[0]

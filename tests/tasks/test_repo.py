@@ -269,11 +269,21 @@ def test_an_empty_patch_changes_nothing(project: Path) -> None:
 def test_the_users_git_settings_do_not_change_the_bytes(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "config").write_text("[apply]\nwhitespace = fix\n[core]\nautocrlf = true\n")
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
+    (tmp_path / ".gitconfig").write_text("[apply]\nwhitespace = fix\n[core]\nautocrlf = true\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
     patch = real_diff(project, lambda work: write(work, {"w.txt": "trailing  \t\n"}))
     task(project).apply(patch)
     assert (project / "w.txt").read_bytes() == b"trailing  \t\n"
+
+
+def test_the_users_git_settings_do_not_loosen_the_check(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".gitconfig").write_text("[apply]\nignoreWhitespace = change\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    patch = real_diff(project, lambda work: write(work, {"pkg/a.py": "x = 1\ny = 3\n"}))
+    write(project, {"pkg/a.py": "x  =  1\ny = 2\n"})
+    refused(project, patch, "nothing was changed")
 
 
 def refused(project: Path, patch: bytes, told: str) -> None:
