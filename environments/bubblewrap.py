@@ -38,6 +38,10 @@ PROBE_SECONDS = 5.0
 END_SECONDS = 5.0  # how long the kernel may take to end a killed tree
 ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl/certs", "ssl/openssl.cnf")
 NETWORK_ETC = ("resolv.conf",)
+# Files of the kernel that belong to root. Namespaces and lost capabilities do not keep a sandbox
+# that root opened from writing them, and one of them (core_pattern) names a program to run.
+PROC_READ_ONLY = ("sys", "fs", "acpi", "scsi", "asound", "mtrr", "sysrq-trigger")
+PROC_HIDDEN = ("kcore", "keys", "key-users", "kmsg", "latency_stats", "timer_list", "sched_debug")
 
 
 class BubblewrapSandbox(ResidentSandbox):
@@ -88,9 +92,11 @@ class ProcessTransport(Transport):
     """A process whose stdin and stdout are one end of a socket pair."""
 
     def __init__(self, argv: Sequence[str], group: ControlGroup, folder: Path) -> None:
+        super().__init__()
         self._group, self._folder = group, folder
         self._closed = False
-        self._socket, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self._socket = ours
         self._log: IO[bytes] = (folder / "stderr").open("w+b")
         self._process: subprocess.Popen[bytes] | None = None
         self._failure: OSError | None = None
@@ -121,7 +127,7 @@ class ProcessTransport(Transport):
         self._keeper.start()
         started.wait()
         if self._failure is not None:
-            self._socket.close()
+            ours.close()
             self._log.close()
             raise SandboxError(f"bubblewrap cannot be started: {self._failure}")
 
@@ -129,19 +135,6 @@ class ProcessTransport(Transport):
     def pid(self) -> int:
         """Process number of the outer bwrap."""
         return self._process.pid if self._process else 0
-
-    def send(self, data: bytes, deadline: float) -> None:
-        self._ready(deadline).sendall(data)
-
-    def receive(self, deadline: float) -> bytes:
-        return self._ready(deadline).recv(1 << 18)
-
-    def _ready(self, deadline: float) -> socket.socket:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._socket.settimeout(left)
-        return self._socket
 
     def why_lost(self) -> SandboxError:
         self._keeper.join(END_SECONDS)
@@ -158,7 +151,7 @@ class ProcessTransport(Transport):
             return
         self._closed = True
         with contextlib.suppress(OSError):
-            self._socket.close()
+            self._connected().close()
         if self._process is not None:
             with contextlib.suppress(OSError):
                 self._process.kill()  # bwrap's death ends the whole namespace
@@ -336,7 +329,8 @@ def _command(
         for name in ("bin", "lib", "lib64", "include", "share", "ssl"):
             args += ["--ro-bind-try", str(prefix / name), str(prefix / name)]
     for packages in _host_packages(prefix):
-        args += ["--tmpfs", str(packages)]  # what the host installed is no part of a task
+        # what the host installed is no part of a task
+        args += ["--tmpfs", str(packages), "--remount-ro", str(packages)]
     args += ["--symlink", str(interpreter), f"{BIN}/python"]
     args += ["--symlink", str(interpreter), f"{BIN}/python3"]
     for name in (*ETC, *(NETWORK_ETC if spec.limits.network else ())):
@@ -344,6 +338,11 @@ def _command(
     for file in sorted((folder / "etc").iterdir()):
         args += ["--ro-bind", str(file), f"/etc/{file.name}"]
     args += ["--proc", "/proc", "--dev", "/dev"]
+    for name in PROC_READ_ONLY:
+        args += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
+    for name in PROC_HIDDEN:
+        if Path("/proc", name).is_file():
+            args += ["--ro-bind", "/dev/null", f"/proc/{name}"]
     for inside, size in (("/dev/shm", memory // 8), ("/tmp", memory // 2), (HOME, memory // 8)):
         args += ["--size", str(size), "--tmpfs", inside]
     args += ["--bind", str(folder / "tmp"), "/var/tmp"]

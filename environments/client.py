@@ -6,6 +6,9 @@ import base64
 import contextlib
 import io
 import json
+import select
+import socket
+import ssl
 import tarfile
 import tempfile
 import threading
@@ -93,15 +96,53 @@ def sandbox_env(spec: SandboxSpec, path: str = PATH) -> dict[str, str]:
 
 
 class Transport(ABC):
-    """Carries bytes to and from a resident program."""
+    """Carries bytes to and from a resident program over a socket."""
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._early = bytearray()  # came in while something was sent
+
     def send(self, data: bytes, deadline: float) -> None:
-        """Send all of it before `deadline` (monotonic). Raises OSError, TimeoutError."""
+        """Send all of it before `deadline` (monotonic). Raises OSError, TimeoutError.
 
-    @abstractmethod
+        Also looks whether the other end is still there: what nobody reads would wait for ever.
+        """
+        link = self._connected()
+        link.setblocking(False)
+        view = memoryview(data)
+        while view:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            readable, writable, _ = select.select([link], [link], [], left)
+            try:
+                if readable:
+                    received = link.recv(CHUNK)
+                    if not received:
+                        raise ConnectionResetError("the other end is gone")
+                    self._early += received
+                if writable:
+                    view = view[link.send(view) :]
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                continue
+
     def receive(self, deadline: float) -> bytes:
         """Some bytes, or none at the end. Raises OSError, TimeoutError."""
+        if self._early:
+            data = bytes(self._early)
+            self._early.clear()
+            return data
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        link = self._connected()
+        link.settimeout(left)
+        return link.recv(CHUNK)
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            raise ConnectionError("not connected")
+        return self._socket
 
     @abstractmethod
     def why_lost(self) -> SandboxError:
@@ -127,18 +168,15 @@ class ResidentSandbox:
         self._lock = threading.Lock()
         self._closed = False
         self._lost: SandboxError | None = None
+        self._number = 0  # of the last request
+        self._interrupted = False  # nobody waited for its answer
         self._base: BaseTree | None = None
 
     def _greet(self, deadline: float) -> None:
         """Wait for the resident program. Closes the sandbox when it does not come."""
         try:
-            try:
-                self._transport.send(resident_source(), deadline)
-            except TimeoutError:
-                raise
-            except OSError:
-                raise self._transport.why_lost() from None
-            head, _ = self._receive_answer(deadline)
+            self._send(resident_source(), deadline)
+            head, _ = self._receive_answer(deadline, 0)
         except TimeoutError:
             self.close()
             raise StartTimeout(
@@ -164,18 +202,25 @@ class ResidentSandbox:
             raise self._transport.why_lost()
         self._buffer += data
 
-    def _receive_answer(self, deadline: float) -> tuple[dict[str, Any], bytes]:
-        searched = 0
-        while (end := self._buffer.find(b"\n", searched)) < 0:
-            searched = len(self._buffer)
-            self._fill(deadline)
-        head = json.loads(bytes(self._buffer[:end]))
-        del self._buffer[: end + 1]
-        while len(self._buffer) < head["size"]:
-            self._fill(deadline)
-        body = bytes(self._buffer[: head["size"]])
-        del self._buffer[: head["size"]]
-        return head, body
+    def _receive_answer(self, deadline: float, number: int) -> tuple[dict[str, Any], bytes]:
+        """The answer to request `number`; those to interrupted requests are dropped."""
+        while True:
+            searched = 0
+            while (end := self._buffer.find(b"\n", searched)) < 0:
+                searched = len(self._buffer)
+                self._fill(deadline)
+            try:
+                head = json.loads(bytes(self._buffer[:end]))
+                size, found = head["size"], head["id"]
+            except (ValueError, KeyError, TypeError):
+                raise SandboxLost("the sandbox sent something that is no answer") from None
+            del self._buffer[: end + 1]
+            while len(self._buffer) < size:
+                self._fill(deadline)
+            body = bytes(self._buffer[:size])
+            del self._buffer[:size]
+            if found == number:
+                return head, body
 
     def _call(
         self,
@@ -185,7 +230,11 @@ class ResidentSandbox:
         seconds: float = 0.0,
         answer_size: int = 0,
     ) -> tuple[dict[str, Any], bytes]:
-        """One request and its answer. `seconds` is what the work itself may take."""
+        """One request and its answer. `seconds` is what the work itself may take.
+
+        When the wait is interrupted (Ctrl-C), the sandbox stays usable: the next request ends the
+        command that was waited for.
+        """
         with self._lock:
             if self._closed:
                 raise SandboxLost("the sandbox is closed")
@@ -194,19 +243,19 @@ class ResidentSandbox:
             stream = io.BytesIO(payload or b"") if isinstance(payload, bytes | None) else payload
             size = stream.seek(0, io.SEEK_END)
             stream.seek(0)
+            self._number += 1
+            line = json.dumps({**request, "size": size, "id": self._number}).encode() + b"\n"
             allowed = seconds + ANSWER_GRACE + (size + answer_size) / TRANSFER_RATE
             deadline = time.monotonic() + allowed
-            line = json.dumps({**request, "size": size}).encode() + b"\n"
+            sent = False
             try:
-                try:
-                    self._transport.send(line, deadline)
-                    while chunk := stream.read(CHUNK):
-                        self._transport.send(chunk, deadline)
-                except TimeoutError:
-                    raise
-                except OSError:
-                    raise self._transport.why_lost() from None
-                return self._receive_answer(deadline)
+                if self._interrupted:
+                    line = b'{"op": "cancel", "id": 0, "size": 0}\n' + line
+                self._send(line, deadline)
+                while chunk := stream.read(CHUNK):
+                    self._send(chunk, deadline)
+                self._interrupted, sent = False, True
+                return self._receive_answer(deadline, self._number)
             except TimeoutError:
                 self._lost = SandboxLost(
                     f"the sandbox did not answer within {allowed:.0f} s and was ended"
@@ -214,12 +263,23 @@ class ResidentSandbox:
             except SandboxError as error:
                 self._lost = error
             except BaseException as error:
-                # Half an exchange was made (Ctrl-C): what comes next could not be understood.
-                self._lost = SandboxLost(f"a request was interrupted: {type(error).__name__}")
-                self._transport.close()
+                if sent:
+                    self._interrupted = True
+                else:
+                    # Half a request is out: what follows could not be understood.
+                    self._lost = SandboxLost(f"interrupted by {type(error).__name__}")
+                    self._transport.close()
                 raise
             self._transport.close()
             raise self._lost
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        try:
+            self._transport.send(data, deadline)
+        except TimeoutError:
+            raise
+        except OSError:
+            raise self._transport.why_lost() from None
 
     # commands
 

@@ -87,10 +87,10 @@ class ContainerTransport(Transport):
     """The attached stdin and stdout of a container."""
 
     def __init__(self, client: docker.DockerClient, container_id: str) -> None:
+        super().__init__()
         self.container_id = container_id
         self._client = client
         self._response: Any = None  # keeps the connection open
-        self._socket: socket.socket | None = None
         self._raw = bytearray()
         self._messages = bytearray()  # the end of what the resident program wrote to stderr
         self._closed = False
@@ -105,9 +105,6 @@ class ContainerTransport(Transport):
             self._socket = getattr(self._response, "_sock", self._response)
             self._client.api.start(self.container_id)
 
-    def send(self, data: bytes, deadline: float) -> None:
-        self._ready(deadline).sendall(data)
-
     def receive(self, deadline: float) -> bytes:
         """Bytes of stdout out of the multiplexed stream: frames of an 8-byte head and a body."""
         while True:
@@ -121,19 +118,10 @@ class ContainerTransport(Transport):
                     return body
                 self._messages += body
                 del self._messages[:-4000]
-            data = self._ready(deadline).recv(1 << 18)
+            data = super().receive(deadline)
             if not data:
                 return b""
             self._raw += data
-
-    def _ready(self, deadline: float) -> socket.socket:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        if self._socket is None:
-            raise ConnectionError("not connected")
-        self._socket.settimeout(left)
-        return self._socket
 
     def why_lost(self) -> SandboxError:
         """Ask the engine: it may be the engine that is gone, or only the container."""

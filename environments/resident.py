@@ -2,7 +2,8 @@
 
 It is sent as source on stdin, so it uses the standard library of Python >= 3.8 only.
 Requests come on stdin, answers go to stdout; each is one JSON line whose `size` counts the raw
-bytes that follow it. Requests: `run` (the bytes are the command's stdin), `read`, `write`.
+bytes that follow it. Requests: `run` (the bytes are the command's stdin), `read`, `write`, and
+`cancel`, which has no answer: any request that comes while a command runs ends that command.
 
 Being process 1 is what makes its promises hold: nothing inside can kill it, every orphan becomes
 its child, and when it leaves, the kernel ends all other processes. It leaves when stdin ends, that
@@ -41,6 +42,7 @@ class Link:
 
     def __init__(self, source: int, sink: int) -> None:
         self.source, self.sink, self.buffer = source, sink, bytearray()
+        self.number = 0  # of the request being worked on; its answer carries the same
 
     def pull(self) -> None:
         data = os.read(self.source, CHUNK)
@@ -67,7 +69,7 @@ class Link:
         return self.take(size)
 
     def answer(self, head: dict[str, object], body: bytes = b"") -> None:
-        head["size"] = len(body)
+        head.update(id=self.number, size=len(body))
         for part in (json.dumps(head).encode() + b"\n", body):
             view = memoryview(part)
             while view:
@@ -305,7 +307,7 @@ class Resident:
             os.set_blocking(fd, False)
         open_reads = set(clips)
         pending = memoryview(b"")
-        timed_out = False
+        timed_out = cancelled = False
         died: float | None = None
 
         while failure is None:
@@ -316,6 +318,9 @@ class Resident:
                 break
             if now >= ends:
                 timed_out = died is None
+                break
+            if left == 0 and self.link.buffer:
+                cancelled = died is None  # the client waits no longer and asks for something else
                 break
             if feed is None and left:
                 left -= len(self.link.take(left))  # the command reads no more
@@ -351,11 +356,11 @@ class Resident:
                     feed, pending = None, memoryview(b"")
 
         refused = pid_refusals() - refusals
-        if timed_out or (refused and len(processes()) > 8):
+        if timed_out or cancelled or (refused and len(processes()) > 8):
             self.kill_command(before)
         status = self.statuses.get(pid)
         for fd in clips:
-            if fd in open_reads and not timed_out:
+            if fd in open_reads and not timed_out and not cancelled:
                 self.drains.append(fd)  # closing it would break the server that writes to it
             else:
                 os.close(fd)
@@ -441,7 +446,12 @@ class Resident:
     def serve(self) -> None:
         version = list(sys.version_info[:2])
         self.link.answer({"ready": True, "python": version, "executable": sys.executable})
-        handlers = {"run": self.run, "read": self.read, "write": self.write}
+        handlers = {
+            "run": self.run,
+            "read": self.read,
+            "write": self.write,
+            "cancel": lambda _: None,  # has done its work by ending the wait for a command
+        }
         while True:
             line = self.link.line()
             if line is None:
@@ -449,6 +459,7 @@ class Resident:
                     self.link.pull()
                 continue
             request = json.loads(line)
+            self.link.number = request["id"]
             try:
                 handlers[request["op"]](request)
             except (OSError, ValueError) as error:

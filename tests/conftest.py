@@ -1,7 +1,8 @@
 """What all tests share: sandboxes of both kinds, and what happens where no engine answers.
 
 A test marked `docker` is skipped where no Docker engine answers, unless NEXUS_REQUIRE_DOCKER=1:
-then it fails. The fixtures `sandbox`, `shared_sandbox` and `open_box` run a test once for each kind.
+then it fails. The fixtures `sandbox`, `shared_sandbox` and `open_box` run a test once for each
+kind.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ def test_two_hundred_kilobytes_there_and_back(sandbox):
     assert sandbox.read_file(f"{sandbox.workdir}/a/b/c.bin") == data
 
 
-@pytest.mark.parametrize("name", ["with space.txt", "ünï-文.txt", "-dash", "a'\"$(x)`.txt", "new\nline"])
+@pytest.mark.parametrize(
+    "name", ["with space.txt", "ünï-文.txt", "-dash", "a'\"$(x)`.txt", "new\nline"]
+)
 def test_names(sandbox, name):
     sandbox.write_file(name, b"content")
     assert sandbox.read_file(name) == b"content"

@@ -9,7 +9,6 @@ import pytest
 from environments import Limits
 
 
-
 def running(box, mark: str) -> int:
     program = (
         "import os\nn=0\n"

@@ -1,0 +1,341 @@
+"""How sandboxes end: by themselves, by accident, and with the death of whoever opened them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from environments import (
+    EngineUnreachable,
+    SandboxError,
+    SandboxLost,
+    SandboxSpec,
+    StartTimeout,
+    clean,
+    open_sandbox,
+)
+from environments.owner import is_orphaned, owner_mark
+from environments.paths import cache_dir
+
+
+def containers(mark: str) -> list[str]:
+    """Sandboxes in Docker that the owner of the mark made."""
+    import docker
+
+    client = docker.from_env()
+    try:
+        found = client.api.containers(all=True, filters={"label": f"nexus.owner={mark}"})
+        return [item["Id"] for item in found]
+    finally:
+        client.close()
+
+
+def processes_with(argument: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and argument.encode() in (
+                folder / "cmdline"
+            ).read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def folders(mark: str) -> list[Path]:
+    return [path for path in cache_dir("sandboxes").iterdir() if path.name.startswith(mark)]
+
+
+def groups(mark: str) -> list[Path]:
+    return list(Path("/sys/fs/cgroup").glob(f"**/nexus-agent/{mark}*"))
+
+
+def eventually(condition, seconds: float = 5.0) -> bool:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return bool(condition())
+
+
+CLIENT = """
+import sys, time
+from environments import open_sandbox, SandboxSpec
+from environments.owner import owner_mark
+box = open_sandbox(SandboxSpec(), sys.argv[1])
+box.run("setsid sleep 98765.4321 &")
+print(owner_mark(), flush=True)
+if sys.argv[2] == "idle":
+    time.sleep(600)
+box.run("sleep 98765.4321", timeout=600)
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "in a command"])
+def test_nothing_is_left_after_the_client_is_killed(sandbox_kind, state):
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, sandbox_kind, state], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        mark = client.stdout.readline().strip()
+        assert eventually(
+            lambda: len(processes_with("98765.4321")) >= (1 if state == "idle" else 2)
+        )
+        if sandbox_kind == "docker":
+            assert len(containers(mark)) == 1
+    finally:
+        client.kill()
+        client.wait()
+        client.stdout.close()
+    assert eventually(lambda: not processes_with("98765.4321"))
+    if sandbox_kind == "docker":
+        assert eventually(lambda: not containers(mark))
+    else:
+        assert len(folders(mark)) == 1
+        clean()
+        assert not folders(mark)
+        assert not groups(mark)
+
+
+def test_close_leaves_nothing_and_may_be_repeated(sandbox_kind):
+    mark = owner_mark()
+    box = open_sandbox(SandboxSpec(), sandbox_kind)
+    box.run("setsid sleep 98764.4321 & mkdir locked; touch locked/f; chmod 000 locked")
+    assert processes_with("98764.4321")
+    box.close()
+    box.close()
+    assert not processes_with("98764.4321")
+    if sandbox_kind == "docker":
+        assert box.container_id not in containers(mark)
+    else:
+        assert not folders(mark)
+        assert not groups(mark)
+    with pytest.raises(SandboxLost, match="closed"):
+        box.run("true")
+
+
+def test_an_error_in_the_with_block_closes(sandbox_kind):
+    def work() -> None:
+        with open_sandbox(SandboxSpec(), sandbox_kind) as box:
+            box.run("sleep 98763.4321 &")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert not processes_with("98763.4321")
+
+
+def test_a_sandbox_opened_by_a_thread_outlives_it(sandbox_kind):
+    opened = []
+    thread = threading.Thread(
+        target=lambda: opened.append(open_sandbox(SandboxSpec(), sandbox_kind))
+    )
+    thread.start()
+    thread.join()
+    time.sleep(0.3)
+    with opened[0] as box:
+        assert box.run("echo alive").text == "alive\n"
+
+
+def end_from_outside(box) -> None:
+    if box.kind == "docker":
+        import docker
+
+        client = docker.from_env()
+        client.api.kill(box.container_id)
+        client.close()
+    else:
+        os.kill(box._transport.pid, signal.SIGKILL)
+
+
+def test_ended_from_outside_in_a_command(sandbox):
+    timer = threading.Timer(0.5, end_from_outside, (sandbox,))
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(SandboxLost):
+        sandbox.run("sleep 60", timeout=60)
+    assert time.monotonic() - started < 8
+    for use in (lambda: sandbox.run("true"), lambda: sandbox.read_file("x"), sandbox.mark_base):
+        with pytest.raises(SandboxLost):
+            use()
+    timer.join()
+
+
+def test_ended_from_outside_while_idle(sandbox):
+    end_from_outside(sandbox)
+    time.sleep(0.3)
+    started = time.monotonic()
+    with pytest.raises(SandboxLost):
+        sandbox.write_file("f", b"x" * 5_000_000)
+    assert time.monotonic() - started < 8
+
+
+@pytest.mark.docker
+def test_removed_from_outside():
+    import docker
+
+    with open_sandbox(SandboxSpec(), "docker") as box:
+        client = docker.from_env()
+        client.api.remove_container(box.container_id, force=True)
+        client.close()
+        with pytest.raises(SandboxLost):
+            box.run("true")
+
+
+def test_time_to_live(open_box):
+    box = open_box(ttl=1.0)
+    with pytest.raises(SandboxLost):
+        box.run("sleep 60")
+    box = open_box(ttl=0.5)
+    time.sleep(1.5)
+    with pytest.raises(SandboxLost):
+        box.run("true")
+
+
+def test_start_timeout(sandbox_kind):
+    mark = owner_mark()
+    before = containers(mark) if sandbox_kind == "docker" else folders(mark)
+    with pytest.raises(StartTimeout, match="start"):
+        open_sandbox(SandboxSpec(start_timeout=0.001), sandbox_kind)
+    after = containers(mark) if sandbox_kind == "docker" else folders(mark)
+    assert sorted(after) == sorted(before)
+
+
+def test_interrupt_leaves_the_sandbox_usable(sandbox):
+    sandbox.mark_base()
+    sandbox.write_file("work.txt", b"so far\n")
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.run("sleep 98762.4321", timeout=60)
+    started = time.monotonic()
+    assert sandbox.diff().files == ("work.txt",)
+    assert time.monotonic() - started < 5
+    assert not processes_with("98762.4321")
+    assert sandbox.run("echo next").text == "next\n"
+
+
+def test_many_at_once(sandbox_kind):
+    mark = owner_mark()
+
+    def work(number: int) -> bytes:
+        with open_sandbox(SandboxSpec(), sandbox_kind) as box:
+            box.write_file("n", str(number).encode())
+            return box.run("cat n; sleep 0.2; cat n").output
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(10))) == [f"{n}{n}".encode() for n in range(10)]
+    if sandbox_kind == "docker":
+        assert not containers(mark)
+    else:
+        assert not folders(mark)
+        assert not groups(mark)
+
+
+@pytest.mark.docker
+def test_reaping_takes_orphans_and_leaves_the_living():
+    import docker
+
+    from environments.docker import EXPIRES, LABEL, OWNER
+
+    client = docker.from_env()
+    machine = owner_mark().split(".", 2)[2]
+
+    def container(owner: str, expires: float) -> str:
+        with open_sandbox(SandboxSpec(), "docker") as box:
+            image = box.image
+        labels = {LABEL: "1", OWNER: owner, EXPIRES: str(expires)}
+        return client.api.create_container(image, ["sleep", "60"], labels=labels)["Id"]
+
+    later = time.time() + 1000
+    orphan = container(f"999999.1.{machine}", later)
+    expired = container("1.1.another-machine", time.time() - 1)
+    foreign = container("1.1.another-machine", later)
+    try:
+        with open_sandbox(SandboxSpec(), "docker") as box:
+            assert box.run("echo alive").text == "alive\n"
+            clean()
+            there = {c["Id"] for c in client.api.containers(all=True)}
+            assert foreign in there
+            assert not {orphan, expired} & there
+            assert box.run("echo alive").text == "alive\n"
+    finally:
+        client.api.remove_container(foreign, force=True)
+        client.close()
+
+
+def test_owner_marks():
+    assert is_orphaned(owner_mark()) is False
+    pid, start, machine = owner_mark().split(".", 2)
+    assert is_orphaned(f"{pid}.{int(start) + 1}.{machine}") is True  # a reused number
+    assert is_orphaned(f"{pid}.{start}.elsewhere") is None
+    assert is_orphaned("nonsense") is None
+
+
+# the engine
+
+
+def test_no_engine(monkeypatch, tmp_path):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    with pytest.raises(EngineUnreachable, match="bubblewrap"):
+        open_sandbox(SandboxSpec(), "docker")
+
+
+class Forwarder:
+    """Stands between client and engine, and can be cut."""
+
+    def __init__(self, path: Path) -> None:
+        self.links: list[socket.socket] = []
+        self.server = socket.socket(socket.AF_UNIX)
+        self.server.bind(str(path))
+        self.server.listen()
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.server.accept()
+                far = socket.socket(socket.AF_UNIX)
+                far.connect("/var/run/docker.sock")
+                self.links += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self.pump, args=pair, daemon=True).start()
+
+    def pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    def cut(self) -> None:
+        for item in (self.server, *self.links):
+            with contextlib.suppress(OSError):
+                item.shutdown(socket.SHUT_RDWR)
+            item.close()
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(not Path("/var/run/docker.sock").exists(), reason="no local engine")
+def test_engine_lost_in_a_command(monkeypatch, tmp_path):
+    forwarder = Forwarder(tmp_path / "engine.sock")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine.sock")
+    box = open_sandbox(SandboxSpec(), "docker")
+    threading.Timer(0.5, forwarder.cut).start()
+    with pytest.raises(EngineUnreachable):
+        box.run("sleep 60", timeout=60)
+    with pytest.raises(SandboxError):
+        box.run("true")
+    box.close()
+    monkeypatch.undo()
+    # the container's stdin ended with the connection, so it went away on its own
+    assert eventually(lambda: box.container_id not in containers(owner_mark()))
