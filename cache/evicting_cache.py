@@ -94,6 +94,10 @@ class EvictingCache(Cache):
         return [False] * self.num_layers
 
     @property
+    def is_dummy(self) -> list[bool]:
+        return [False] * self.num_layers
+
+    @property
     def is_croppable(self) -> bool:
         return False
 
