@@ -283,20 +283,25 @@ class Chat:
         log = TokenLog()
         self.open(log, _TEST_SYSTEM, _TEST_MESSAGES[0])
         messages = [_message("system", _TEST_SYSTEM), _message("user", _TEST_MESSAGES[0])]
-        replies = {}
+        words = []
         for turn, role in enumerate(roles):
             ids = self._tokenizer.encode(_TEST_REPLIES[turn], add_special_tokens=False)
             closed = [self.close_id] if turn % 2 else []  # every other turn is cut off
             log.append([*ids, *closed], role="assistant", kind="sampled", turn=turn)
             self.bridge(log, _TEST_MESSAGES[turn + 1], role=role, turn=turn + 1)
             # The template sees a word in place of the reply, so it cannot strip the thought.
-            word = f"Reply{turn}Word"
-            replies[word] = self._layout.opener + _TEST_REPLIES[turn]
-            messages += [_message("assistant", word), _message(role, _TEST_MESSAGES[turn + 1])]
+            words.append(f"Reply{turn}Word")
+            messages.append(_message("assistant", words[-1]))
+            messages.append(_message(role, _TEST_MESSAGES[turn + 1]))
+        # A reply begins where sampling begins, so the text is encoded up to there and from there.
+        expected: list[int] = []
         whole = render(messages)
-        for word, reply in replies.items():
-            whole = whole.replace(self._layout.past_opener + word, word).replace(word, reply)
-        expected = self._tokenizer.encode(whole, add_special_tokens=False)
+        for word, reply in zip(words, _TEST_REPLIES, strict=False):
+            head, _, whole = whole.partition(word)
+            head = head.removesuffix(self._layout.past_opener) + self._layout.opener
+            expected += self._tokenizer.encode(head, add_special_tokens=False)
+            expected += self._tokenizer.encode(reply, add_special_tokens=False)
+        expected += self._tokenizer.encode(whole, add_special_tokens=False)
         if list(log.ids) == expected:
             return
         at = next(

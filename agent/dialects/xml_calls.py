@@ -38,7 +38,7 @@ _TOP = re.compile(
 )
 _IN_VALUE = re.compile(
     rf"(?P<open>{_OPEN})|(?P<close></function>)|(?P<param><parameter={_NAME}>)"
-    rf"|(?P<end></parameter>(?=\s*(?:<parameter={_NAME}>|</function>)))"
+    rf"|(?P<end></parameter>(?=\s*(?:<parameter={_NAME}>|</function>|\Z)))"
     r"|(?P<bad></parameter>\s*<parameter\b)"
 )
 _BLANKS = re.compile(r"\s*")
