@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from environments.base import Sandbox, SandboxError, SandboxSpec
@@ -93,10 +93,10 @@ class TestRun:
     outcomes: Mapping[str, str]  # test id -> outcome
     started: bool  # the recorder was loaded
     finished: bool  # pytest came to its end
-    trouble: str = ""  # a limit was hit
-    tampered: bool = False  # the results hold lines that the recorder did not write
-    tail: str = ""  # end of the output
-    uncollected: tuple[str, ...] = field(default=())  # ids that failed to be collected
+    tampered: bool  # the results hold lines that the recorder did not write
+    tail: str  # end of the output
+    uncollected: tuple[str, ...]  # ids that failed to be collected
+    trouble: str = ""  # a limit that was hit
 
 
 def _place_hidden(box: Sandbox, exam: Exam) -> None:
@@ -132,19 +132,21 @@ def _run_tests(box: Sandbox, exam: Exam, env: Mapping[str, str]) -> TestRun:
         env={"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         stdin=json.dumps([results, key.hex(), folder]).encode() + b"\n",
     )
+    written = box.run(["cat", results], output_cap=_RESULTS_CAP)
+    lines = written.output.splitlines() if written.exit_code == 0 else []
+    run = _read(lines, key, done.text[-600:])
     trouble = ""
     if done.timed_out:
         trouble = f"the tests ran longer than {exam.timeout:.0f} s"
-    elif done.out_of_memory:
+    elif done.out_of_memory and not run.finished:
         trouble = "the tests used more memory than the sandbox has"
-    written = box.run(["cat", results], output_cap=_RESULTS_CAP)
-    if written.omitted:
+    elif written.omitted:
         trouble = f"the results are larger than {_RESULTS_CAP} bytes"
-    lines = written.output.splitlines() if written.exit_code == 0 else []
-    return _read(lines, key, trouble, done.text[-600:])
+    return replace(run, trouble=trouble)
 
 
-def _read(lines: Sequence[bytes], key: bytes, trouble: str, tail: str) -> TestRun:
+def _read(lines: Sequence[bytes], key: bytes, tail: str) -> TestRun:
+    """What the recorder's lines say. Lines that it did not write are left out and reported."""
     outcomes: dict[str, str] = {}
     uncollected: list[str] = []
     started = finished = tampered = False
@@ -165,7 +167,7 @@ def _read(lines: Sequence[bytes], key: bytes, trouble: str, tail: str) -> TestRu
         elif event == "report" and (outcome := _outcome(record)):
             known = outcomes.get(record["id"], PASSED)
             outcomes[record["id"]] = max(known, outcome, key=_WORSE.index)
-    return TestRun(outcomes, started, finished, trouble, tampered, tail, tuple(uncollected))
+    return TestRun(outcomes, started, finished, tampered, tail, tuple(uncollected))
 
 
 def _outcome(record: Mapping[str, object]) -> str | None:

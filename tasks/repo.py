@@ -149,8 +149,11 @@ def copy_tree(source: Path, target: Path, max_bytes: int = MAX_BYTES) -> None:
 
     Whole or not at all. RepoError if it is larger than `max_bytes` or cannot be read or written.
     """
-    names = list(files(source))
-    size = sum((source / name).lstat().st_size for name in names)
+    try:
+        names = list(files(source))
+        size = sum((source / name).lstat().st_size for name in names)
+    except OSError as error:  # closed to the caller, or gone since it was listed
+        raise RepoError(f"cannot read {source}: {error}") from error
     if size > max_bytes:
         raise RepoError(
             f"{source} holds {size / 2**20:.0f} MiB in {len(names)} files, more than the limit of "
@@ -158,8 +161,8 @@ def copy_tree(source: Path, target: Path, max_bytes: int = MAX_BYTES) -> None:
         )
     try:
         target.mkdir(parents=True)
-    except FileExistsError as error:
-        raise RepoError(f"{target} exists already; the copy needs a new folder") from error
+    except OSError as error:
+        raise RepoError(f"cannot make {target} for the copy, which must be new: {error}") from error
     try:
         for name in names:
             into = target / name

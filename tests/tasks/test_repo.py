@@ -201,7 +201,7 @@ def test_close_removes_the_temporary_copy_but_not_a_named_one(
         made.tree()
     assert (tmp_path / "kept" / "tree" / "pkg" / "a.py").exists()
     with task(project, copy_to=tmp_path / "kept" / "tree") as made:
-        with pytest.raises(RepoError, match="exists already"):
+        with pytest.raises(RepoError, match=r"must be new: .*File exists"):
             made.tree()
 
 
