@@ -19,10 +19,7 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import TypeVar
 
-Result = TypeVar("Result")
 LARGEST = 50_000_000  # bytes; a larger new or changed file is left out and reported
 NEVER = {b".git", b"__pycache__", b".pytest_cache", b".hypothesis", b".mypy_cache", b".ruff_cache"}
 ISOLATED = {
@@ -79,69 +76,76 @@ def git(
     return done.stdout
 
 
-def scan(top: bytes) -> dict[bytes, tuple[bytes, os.stat_result]]:
-    """relative path -> (mode, stat) of every file and link; caches and `.git` are not entered."""
-    found: dict[bytes, tuple[bytes, os.stat_result]] = {}
-    todo = [b""]
-    while todo:
-        folder = todo.pop()
-        try:
-            entries = entries_of(os.path.join(top, folder))
-        except PermissionError:
-            entries = opened(os.path.join(top, folder), 0o500, entries_of) or []
-        except OSError:
-            continue
-        for name, info in entries:
-            if name in NEVER:
+class Workspace:
+    """The files and links of a tree, as bytes. Caches and `.git` are not entered.
+
+    files: relative path -> (git's mode, stat). hidden: folders that could not be looked into.
+    """
+
+    def __init__(self, top: bytes) -> None:
+        self.top = top
+        self.files: dict[bytes, tuple[bytes, os.stat_result]] = {}
+        self.hidden: list[bytes] = []
+        self.closed: list[tuple[bytes, int]] = []  # folders and the modes they had
+
+    def scan(self) -> None:
+        todo = [b""]
+        while todo:
+            folder = todo.pop()
+            try:
+                names = self.listed(os.path.join(self.top, folder))
+            except OSError:
+                self.hidden.append(folder)
                 continue
-            path = os.path.join(folder, name)
-            if stat.S_ISDIR(info.st_mode):
-                todo.append(path)
-            elif stat.S_ISLNK(info.st_mode):
-                found[path] = (b"120000", info)
-            elif stat.S_ISREG(info.st_mode):
-                found[path] = (b"100755" if info.st_mode & 0o100 else b"100644", info)
-    return found
+            for name in names:
+                path = os.path.join(folder, name)
+                try:
+                    info = os.lstat(os.path.join(self.top, path))
+                except FileNotFoundError:
+                    continue
+                if name in NEVER:
+                    continue
+                if stat.S_ISDIR(info.st_mode):
+                    todo.append(path)
+                elif stat.S_ISLNK(info.st_mode):
+                    self.files[path] = (b"120000", info)
+                elif stat.S_ISREG(info.st_mode):
+                    mode = b"100755" if info.st_mode & 0o100 else b"100644"
+                    self.files[path] = (mode, info)
 
+    def listed(self, folder: bytes) -> list[bytes]:
+        """Names in a folder, even where its owner took the permission from himself."""
+        mode = stat.S_IMODE(os.lstat(folder).st_mode)
+        if mode & 0o500 != 0o500:
+            os.chmod(folder, mode | 0o700)
+            self.closed.append((folder, mode))
+        return os.listdir(folder)
 
-def entries_of(folder: bytes) -> list[tuple[bytes, os.stat_result]]:
-    return [
-        (name, os.lstat(os.path.join(folder, name)))
-        for name in os.listdir(folder)
-        if os.path.lexists(os.path.join(folder, name))
-    ]
+    def restore(self) -> None:
+        """Give folders the modes back that they had."""
+        for folder, mode in reversed(self.closed):
+            os.chmod(folder, mode)
 
-
-def opened(path: bytes, bits: int, action: Callable[[bytes], Result]) -> Result | None:
-    """Do something with a path whose owner took the permission from himself."""
-    try:
-        mode = stat.S_IMODE(os.lstat(path).st_mode)
-        os.chmod(path, mode | bits)
+    def content(self, path: bytes) -> bytes | None:
+        """Bytes of a file or link; None if it cannot be read or is too large."""
+        full = os.path.join(self.top, path)
+        mode, info = self.files[path]
         try:
-            return action(path)
-        finally:
-            os.chmod(path, mode)
-    except OSError:
-        return None
-
-
-def slurp(path: bytes) -> bytes:
-    with open(path, "rb") as handle:
-        return handle.read(LARGEST + 1)
-
-
-def content(top: bytes, path: bytes, mode: bytes) -> bytes | None:
-    """Bytes of a file or link; None if it cannot be read or is too large."""
-    full = os.path.join(top, path)
-    try:
-        if mode == b"120000":
-            return os.readlink(full)
-        data: bytes | None = slurp(full)
-    except PermissionError:
-        data = opened(full, 0o400, slurp)
-    except OSError:
-        return None
-    return None if data is None or len(data) > LARGEST else data
+            if mode == b"120000":
+                return os.readlink(full)
+            if info.st_size > LARGEST:
+                return None
+            if not info.st_mode & 0o400:
+                os.chmod(full, stat.S_IMODE(info.st_mode) | 0o400)
+            try:
+                with open(full, "rb") as handle:
+                    data = handle.read(LARGEST + 1)
+            finally:
+                if not info.st_mode & 0o400:
+                    os.chmod(full, stat.S_IMODE(info.st_mode))
+        except OSError:
+            return None
+        return data if len(data) <= LARGEST else None
 
 
 def quoted(path: bytes) -> bytes:
@@ -182,13 +186,13 @@ class Importer:
             sys.exit(f"git fast-import failed with status {self.process.returncode}")
 
 
-def base(top: bytes, gitdir: str) -> dict[str, object]:
+def base(tree: Workspace, gitdir: str) -> dict[str, object]:
     git(gitdir, "init", "--quiet", "--bare", "--template=", gitdir)
     importer = Importer(gitdir, "base")
-    for path, (mode, _) in sorted(scan(top).items()):
-        data = content(top, path, mode)
+    for path in sorted(tree.files):
+        data = tree.content(path)
         if data is not None:
-            importer.put(path, mode, data)
+            importer.put(path, tree.files[path][0], data)
     importer.finish()
     commit = git(gitdir, "rev-parse", "refs/heads/base").decode().strip()
     packs = os.path.join(gitdir, "objects", "pack")
@@ -225,7 +229,7 @@ def ignored(top: bytes, gitdir: str, paths: list[bytes]) -> set[bytes]:
     return set(out.split(b"\0"))
 
 
-def diff(top: bytes, gitdir: str, commit: str) -> dict[str, object]:
+def diff(tree: Workspace, gitdir: str, commit: str) -> dict[str, object]:
     git(gitdir, "init", "--quiet", "--bare", "--template=", gitdir)
     pack = os.path.join(gitdir, "base.pack")
     with open(pack, "rb") as handle:
@@ -237,19 +241,19 @@ def diff(top: bytes, gitdir: str, commit: str) -> dict[str, object]:
             about, path = record.split(b"\t", 1)
             mode, _, blob = about.split(b" ")
             old[path] = (mode, blob)
-    now = scan(top)
+    now = tree.files
     tops = {path.split(b"/")[0] for path in old if b"/" in path}
     new = [path for path in now if path not in old and not is_artefact(path, tops)]
-    dropped = ignored(top, gitdir, new)
+    dropped = ignored(tree.top, gitdir, new)
     chosen = {path for path in now if path in old} | {path for path in new if path not in dropped}
 
     importer = Importer(gitdir, "now", commit)
-    skipped = []
+    skipped = list(tree.hidden)
     for path in sorted(set(old) - set(now)):
-        importer.delete(path)
+        if not any(path.startswith(folder + b"/") for folder in tree.hidden):
+            importer.delete(path)
     for path in sorted(chosen):
-        mode, info = now[path]
-        data = content(top, path, mode) if info.st_size <= LARGEST else None
+        mode, data = now[path][0], tree.content(path)
         if data is None:
             skipped.append(path)
             continue
@@ -274,8 +278,12 @@ def main() -> None:
     what, workspace, gitdir = sys.argv[1:4]
     os.umask(0o077)
     os.makedirs(gitdir, exist_ok=True)
-    top = os.fsencode(workspace)
-    found = base(top, gitdir) if what == "base" else diff(top, gitdir, sys.argv[4])
+    tree = Workspace(os.fsencode(workspace))
+    try:
+        tree.scan()
+        found = base(tree, gitdir) if what == "base" else diff(tree, gitdir, sys.argv[4])
+    finally:
+        tree.restore()
     json.dump(found, sys.stdout)
 
 
