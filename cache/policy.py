@@ -73,7 +73,8 @@ class Policy:
             and isinstance(budget, DensityBudget)
             and self._decode_blocks is not None
         ):
-            return self._decode_blocks
+            # What must stay can outgrow a B that a short prompt fixed; it stays all the same.
+            return max(self._decode_blocks, self.forced_count(seen))
         base = seen
         if isinstance(budget, DensityBudget):
             if budget.density_base == "present":

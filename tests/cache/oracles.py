@@ -326,7 +326,7 @@ def expected_schedule(
             due = last or config.prefill_eviction == "chunk"
         else:
             assert fixed is not None
-            count = fixed
+            count = max(fixed, len(forced_blocks(config, seen, pins)))
             due = config.scope == "prefill+decode" and seen % size == 0
         if due and math.ceil(resident / size) > count:
             out.append(Expected(seen, phase, count))
