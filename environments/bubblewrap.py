@@ -14,11 +14,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from environments.base import Limits, SandboxError, SandboxLost, SandboxSpec
+from environments.base import ExecResult, Limits, SandboxError, SandboxLost, SandboxSpec
 from environments.cgroups import ControlGroup, make_group, reap_groups
 from environments.client import (
     HOME,
@@ -38,6 +39,8 @@ PROBE_SECONDS = 5.0
 END_SECONDS = 5.0  # how long the kernel may take to end a killed tree
 ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl/certs", "ssl/openssl.cnf")
 NETWORK_ETC = ("resolv.conf",)
+OUT_OF_MEMORY = (b"MemoryError", b"Cannot allocate memory", b"std::bad_alloc", b"out of memory")
+OUT_OF_PIDS = (b"Resource temporarily unavailable", b"can't start new thread")
 # Files of the kernel that belong to root. Namespaces and lost capabilities do not keep a sandbox
 # that root opened from writing them, and one of them (core_pattern) names a program to run.
 PROC_READ_ONLY = ("sys", "fs", "acpi", "scsi", "asound", "mtrr", "sysrq-trigger")
@@ -86,6 +89,30 @@ class BubblewrapSandbox(ResidentSandbox):
             self._greet(deadline)
         except SandboxLost as error:
             raise SandboxError(f"bubblewrap could not start a sandbox: {error}") from error
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float = 60.0,
+        output_cap: int = 100_000,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+    ) -> ExecResult:
+        """See `Sandbox.run`. Without a control group there is no counter of refusals; then
+        `out_of_memory` and `pids_exhausted` go by what the command said."""
+        result = super().run(
+            command, timeout=timeout, output_cap=output_cap, cwd=cwd, env=env, stdin=stdin
+        )
+        said = result.output
+        if "memory" not in self._limited and result.exit_code:
+            refused = any(words in said for words in OUT_OF_MEMORY)
+            result = replace(result, out_of_memory=result.out_of_memory or refused)
+        if "pids" not in self._limited:
+            refused = any(words in said for words in OUT_OF_PIDS)
+            result = replace(result, pids_exhausted=result.pids_exhausted or refused)
+        return result
 
 
 class ProcessTransport(Transport):
@@ -150,11 +177,15 @@ class ProcessTransport(Transport):
         if self._closed:
             return
         self._closed = True
+        # The resident program leaves when its stdin ends, and with process 1 of a namespace the
+        # kernel ends and awaits all others: so the outer process ends last, when all are gone.
+        link = self._connected()
         with contextlib.suppress(OSError):
-            self._connected().close()
-        if self._process is not None:
-            with contextlib.suppress(OSError):
-                self._process.kill()  # bwrap's death ends the whole namespace
+            link.shutdown(socket.SHUT_RDWR)  # also where a forked process holds a copy
+        link.close()
+        self._keeper.join(END_SECONDS)
+        if self._keeper.is_alive() and self._process is not None:
+            self._process.kill()
             self._keeper.join(END_SECONDS)
         self._group.remove()
         self._log.close()
@@ -213,8 +244,8 @@ def fallbacks(
     if "cpu" not in group.folders:
         cpus = math.ceil(limits.cpus)
         sentences.append(
-            f"CPU: held to {cpus} whole cores by affinity, which a program can undo "
-            "(no control group can be made here)"
+            f"CPU: {limits.cpus:g} cores hold as {cpus} whole ones, by an affinity that a program "
+            "can undo (no control group can be made here)"
         )
     if limits.network:
         sentences.append("network: the host's own network, its loopback services included")
@@ -255,11 +286,11 @@ def _discard(folder: Path) -> None:
 
     def allow(action: object, path: str, error: object) -> None:
         # By descriptor and without following: a link here was made by whoever wrote the tree.
-        with contextlib.suppress(OSError):
-            for place in (Path(path).parent, path):
-                fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+        for place in (Path(path).parent, path):
+            with contextlib.suppress(OSError):
+                fd = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY)
                 try:
-                    os.fchmod(fd, 0o700)
+                    Path(f"/proc/self/fd/{fd}").chmod(0o700)
                 finally:
                     os.close(fd)
 

@@ -204,6 +204,7 @@ class ResidentSandbox:
 
     def _receive_answer(self, deadline: float, number: int) -> tuple[dict[str, Any], bytes]:
         """The answer to request `number`; those to interrupted requests are dropped."""
+        body = bytearray()
         while True:
             searched = 0
             while (end := self._buffer.find(b"\n", searched)) < 0:
@@ -217,10 +218,11 @@ class ResidentSandbox:
             del self._buffer[: end + 1]
             while len(self._buffer) < size:
                 self._fill(deadline)
-            body = bytes(self._buffer[:size])
-            del self._buffer[:size]
             if found == number:
-                return head, body
+                body += self._buffer[:size]
+            del self._buffer[:size]
+            if found == number and not head.get("more"):
+                return head, bytes(body)
 
     def _call(
         self,

@@ -9,9 +9,11 @@ whose /usr is mounted from the host at run time (`USR_MOUNTS`).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import os
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterable, Sequence
@@ -82,6 +84,11 @@ USR_MOUNTS = {
 }
 
 
+def usr_python() -> str | None:
+    """An interpreter of this machine below /usr."""
+    return shutil.which("python3", path="/usr/bin:/usr/local/bin")
+
+
 def missing_packages() -> list[str]:
     """Required packages that this machine's dpkg does not know; ["dpkg"] where there is no dpkg."""
     try:
@@ -133,9 +140,11 @@ def write_empty_rootfs(sink: IO[bytes]) -> None:
         _add_text(archive, "etc/ld.so.cache", "")
         # The host's /usr may lack the name `python`; /opt is ours.
         _add_folder(archive, "opt/bin", 0o755)
-        _add_link(archive, "opt/bin/python", "/usr/bin/python3")
+        for name in ("python", "python3"):
+            _add_link(archive, f"opt/bin/{name}", usr_python() or "/usr/bin/python3")
 
 
+@functools.cache
 def _installed() -> tuple[dict[str, list[list[str]]], dict[str, str], dict[str, str]]:
     """Per installed package its alternatives of dependencies; who provides a name; versions."""
     layout = (

@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 from environments import hostfiles
 from environments.base import ImageMissing, SandboxError
 from environments.engine import connect, translated
+from environments.paths import cache_dir, locked
 from environments.python_env import python_env as python_env
 
 if TYPE_CHECKING:
@@ -49,11 +50,29 @@ def base_image(client: docker.DockerClient, progress: Progress = quiet) -> BaseI
     """
     dockerfile = resources.files("environments").joinpath("Dockerfile").read_text("utf-8")
     official = f"{REPOSITORY}:python-{hashlib.sha256(dockerfile.encode()).hexdigest()[:12]}"
-    missing = hostfiles.missing_packages()
-    local = None if missing else f"{REPOSITORY}:host-{hostfiles.fingerprint()}"
-    for name in (official, local):
-        if name and is_present(client, name):
-            return BaseImage(name)
+    lacking = hostfiles.missing_packages()
+    local = None if lacking else f"{REPOSITORY}:host-{hostfiles.fingerprint()}"
+    names = [name for name in (official, local) if name]
+    if found := _first_present(client, names):
+        return BaseImage(found)
+    lock = cache_dir("locks") / "base-image"
+    with locked(lock, lambda: progress("another process is making the base image; waiting")):
+        if found := _first_present(client, names):
+            return BaseImage(found)
+        return _make_base(client, official, local, dockerfile, progress)
+
+
+def _first_present(client: docker.DockerClient, names: Sequence[str]) -> str | None:
+    return next((name for name in names if is_present(client, name)), None)
+
+
+def _make_base(
+    client: docker.DockerClient,
+    official: str,
+    local: str | None,
+    dockerfile: str,
+    progress: Progress,
+) -> BaseImage:
     reasons = []
     ways: list[tuple[str, Callable[[], BaseImage]]] = [
         (f"fetching {PYTHON_IMAGE}", lambda: _from_registry(client, official, dockerfile)),
@@ -61,8 +80,8 @@ def base_image(client: docker.DockerClient, progress: Progress = quiet) -> BaseI
     if local:
         ways.append((f"building {local} from this machine's files", lambda: _debian(client, local)))
     else:
-        reasons.append(f"dpkg lacks {', '.join(missing)}")
-    if Path("/bin").is_symlink() and Path("/usr/bin/python3").exists():
+        reasons.append(f"dpkg lacks {', '.join(hostfiles.missing_packages())}")
+    if Path("/bin").is_symlink() and hostfiles.usr_python():
         ways.append(("building an image that mounts this machine's /usr", lambda: _usr(client)))
     for what, way in ways:
         progress(what)

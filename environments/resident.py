@@ -400,10 +400,13 @@ class Resident:
             if not stat.S_ISREG(mode):
                 kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
                 raise OSError(errno.EINVAL, f"it is {kind}")
-            data = handle.read(request["max_bytes"] + 1)
-        if len(data) > request["max_bytes"]:
-            raise OSError(errno.EFBIG, f"it is larger than {request['max_bytes']} bytes")
-        self.link.answer({"ok": True}, data)
+            total = 0
+            while data := handle.read(INPUT_AHEAD):
+                total += len(data)
+                if total > request["max_bytes"]:
+                    raise OSError(errno.EFBIG, f"it is larger than {request['max_bytes']} bytes")
+                self.link.answer({"more": True}, data)
+        self.link.answer({"ok": True})
 
     def write(self, request: dict[str, Any]) -> None:
         """Whole or not at all: a full disk leaves the old content."""
@@ -462,8 +465,8 @@ class Resident:
             self.link.number = request["id"]
             try:
                 handlers[request["op"]](request)
-            except (OSError, ValueError) as error:
-                text = getattr(error, "strerror", None) or str(error)
+            except (OSError, ValueError, MemoryError) as error:
+                text = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 self.link.answer({"error": text, "errno": getattr(error, "errno", None)})
 
 

@@ -19,6 +19,7 @@ import os
 import stat
 import subprocess
 import sys
+from typing import IO
 
 LARGEST = 50_000_000  # bytes; a larger new or changed file is left out and reported
 NEVER = {b".git", b"__pycache__", b".pytest_cache", b".hypothesis", b".mypy_cache", b".ruff_cache"}
@@ -58,22 +59,25 @@ def command(*args: str) -> list[str]:
 def git(
     gitdir: str,
     *args: str,
-    data: bytes = b"",
+    data: bytes | None = None,
+    source: IO[bytes] | int = subprocess.DEVNULL,
     cwd: str = "/",
     env: dict[str, str] | None = None,
     codes: tuple[int, ...] = (0,),
 ) -> bytes:
     """What git prints. Ends the program with git's words on any other status than `codes`."""
-    done = subprocess.run(
+    process = subprocess.Popen(
         command(*args),
-        input=data,
-        capture_output=True,
+        stdin=source if data is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         cwd=cwd,
         env=dict(ISOLATED, GIT_DIR=gitdir, **(env or {})),
     )
-    if done.returncode not in codes:
-        sys.exit(f"git {args[0]}: {done.stderr.decode('utf-8', 'replace').strip()[-2000:]}")
-    return done.stdout
+    out, err = process.communicate(data)
+    if process.returncode not in codes:
+        sys.exit(f"git {args[0]}: {err.decode('utf-8', 'replace').strip()[-2000:]}")
+    return out
 
 
 class Workspace:
@@ -233,7 +237,7 @@ def diff(tree: Workspace, gitdir: str, commit: str) -> dict[str, object]:
     git(gitdir, "init", "--quiet", "--bare", "--template=", gitdir)
     pack = os.path.join(gitdir, "base.pack")
     with open(pack, "rb") as handle:
-        git(gitdir, "index-pack", "--stdin", data=handle.read())
+        git(gitdir, "index-pack", "--stdin", source=handle)
     os.unlink(pack)
     old: dict[bytes, tuple[bytes, bytes]] = {}
     for record in git(gitdir, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0"):
