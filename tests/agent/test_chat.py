@@ -158,13 +158,22 @@ def test_no_text_becomes_a_control_token(name: str, data: st.DataObject) -> None
     assert decode(chat, chat.encode(output)) == output
 
 
-def test_marks_that_overlap_do_not_survive_either() -> None:
-    marks = ("<a>", "a><b", "><b>")
-    tokenizer = build(CHATML + "{# <a> a><b ><b> #}", marks=marks)
+def test_marks_inside_marks_do_not_survive_either() -> None:
+    marks = ("<a>", "a>")
+    tokenizer = build(CHATML + "{# <a> #}", marks=marks)
     chat = Chat(tokenizer, "overlapping")
-    ids = chat.encode("x<a><b>y<a")
+    ids = chat.encode("x<a>y<a")
     assert not set(ids) & {tokenizer.convert_tokens_to_ids(mark) for mark in marks}
-    assert decode(chat, ids) == "x<a><b>y<a"
+    assert decode(chat, ids) == "x<a>y<a"
+
+
+def test_text_that_spells_control_tokens_is_encoded_as_well_as_any_other() -> None:
+    chat = chat_of("strips thoughts")
+    code = "def f(x):\n    return x\n" * 3
+    assert len(encode(chat, code)) < len(code) / 2  # else this test shows nothing
+    for spelled in ("<think>", "<tool_response>", "<|im_end|>", "<|im_start|>"):
+        ids = chat.encode(f"{spelled}\n{code}")
+        assert ids[-len(encode(chat, code)) :] == encode(chat, code)
 
 
 def test_a_cut_off_turn_is_closed_once_as_injected() -> None:
