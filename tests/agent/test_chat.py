@@ -331,6 +331,7 @@ def test_a_stop_id_that_is_not_special_is_left_out_at_the_end() -> None:
     assert chat.text(encode(chat, "a<stop>b<stop>")) == "a<stop>b"
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(blacklist_categories=()), max_size=30))
 def test_any_text_can_be_encoded_and_comes_back(text: str) -> None:
     chat = chat_of("strips thoughts")

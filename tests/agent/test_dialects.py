@@ -252,7 +252,7 @@ fragments = st.lists(
 ).map("".join)  # fmt: skip
 
 
-@settings(max_examples=400)
+@settings(max_examples=300, deadline=None)
 @given(fragments)
 def test_what_can_be_written_is_read_back(value: str) -> None:
     call = Call("edit", {"path": "a.py", "text": value})
@@ -265,6 +265,7 @@ def test_what_can_be_written_is_read_back(value: str) -> None:
     assert read == Call("edit", call.arguments, text)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_ordinary_text_can_always_be_written(value: str) -> None:
     assume("</parameter" not in value and "<function" not in value)
@@ -285,7 +286,7 @@ def test_what_the_syntax_cannot_hold_is_not_written(call: Call) -> None:
         XML.render(call)
 
 
-@settings(max_examples=400)
+@settings(max_examples=300, deadline=None)
 @given(fragments)
 def test_any_text_gives_a_call_or_an_error(text: str) -> None:
     turn = XML.parse(text)

@@ -9,7 +9,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -44,6 +44,7 @@ def log_of(items: list[dict[str, Any]]) -> TokenLog:
     return log
 
 
+@settings(deadline=None)
 @given(entries())
 def test_the_log_is_the_concatenation_of_what_was_appended(items: list[dict[str, Any]]) -> None:
     log = log_of(items)
@@ -55,6 +56,7 @@ def test_the_log_is_the_concatenation_of_what_was_appended(items: list[dict[str,
             assert getattr(segment, field) == item[field]
 
 
+@settings(deadline=None)
 @given(entries())
 def test_a_log_survives_json(items: list[dict[str, Any]]) -> None:
     log = log_of(items)
@@ -64,6 +66,7 @@ def test_a_log_survives_json(items: list[dict[str, Any]]) -> None:
     assert back.digest() == log.digest()
 
 
+@settings(deadline=None)
 @given(entries())
 def test_pinned_spans_cover_exactly_the_pinned_ids(items: list[dict[str, Any]]) -> None:
     spans = log_of(items).pinned_spans()
@@ -74,6 +77,7 @@ def test_pinned_spans_cover_exactly_the_pinned_ids(items: list[dict[str, Any]]) 
     assert all(start < end for start, end in spans)
 
 
+@settings(deadline=None)
 @given(ids, ids)
 def test_digest_is_the_sha256_of_the_ids_up_to_n(first: list[int], second: list[int]) -> None:
     log = log_of(
@@ -132,6 +136,7 @@ class PrefixNeverChanges(RuleBasedStateMachine):
 
 
 TestPrefixNeverChanges = PrefixNeverChanges.TestCase
+TestPrefixNeverChanges.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 
 
 def sample() -> TokenLog:
