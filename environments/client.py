@@ -169,7 +169,6 @@ class ResidentSandbox:
         self._closed = False
         self._lost: SandboxError | None = None
         self._number = 0  # of the last request
-        self._interrupted = False  # nobody waited for its answer
         self._base: BaseTree | None = None
 
     def _greet(self, deadline: float) -> None:
@@ -251,12 +250,10 @@ class ResidentSandbox:
             deadline = time.monotonic() + allowed
             sent = False
             try:
-                if self._interrupted:
-                    line = b'{"op": "cancel", "id": 0, "size": 0}\n' + line
                 self._send(line, deadline)
                 while chunk := stream.read(CHUNK):
                     self._send(chunk, deadline)
-                self._interrupted, sent = False, True
+                sent = True
                 return self._receive_answer(deadline, self._number)
             except TimeoutError:
                 self._lost = SandboxLost(
@@ -265,9 +262,7 @@ class ResidentSandbox:
             except SandboxError as error:
                 self._lost = error
             except BaseException as error:
-                if sent:
-                    self._interrupted = True
-                else:
+                if not sent:
                     # Half a request is out: what follows could not be understood.
                     self._lost = SandboxLost(f"interrupted by {type(error).__name__}")
                     self._transport.close()

@@ -2,8 +2,8 @@
 
 It is sent as source on stdin, so it uses the standard library of Python >= 3.8 only.
 Requests come on stdin, answers go to stdout; each is one JSON line whose `size` counts the raw
-bytes that follow it. Requests: `run` (the bytes are the command's stdin), `read`, `write`, and
-`cancel`, which has no answer: any request that comes while a command runs ends that command.
+bytes that follow it. Requests: `run` (the bytes are the command's stdin), `read`, `write`.
+A request that comes while a command runs ends that command: its client waits no longer.
 
 Being process 1 is what makes its promises hold: nothing inside can kill it, every orphan becomes
 its child, and when it leaves, the kernel ends all other processes. It leaves when stdin ends, that
@@ -319,7 +319,7 @@ class Resident:
             if now >= ends:
                 timed_out = died is None
                 break
-            if left == 0 and self.link.buffer:
+            if len(self.link.buffer) > left:
                 cancelled = died is None  # the client waits no longer and asks for something else
                 break
             if feed is None and left:
@@ -449,12 +449,7 @@ class Resident:
     def serve(self) -> None:
         version = list(sys.version_info[:2])
         self.link.answer({"ready": True, "python": version, "executable": sys.executable})
-        handlers = {
-            "run": self.run,
-            "read": self.read,
-            "write": self.write,
-            "cancel": lambda _: None,  # has done its work by ending the wait for a command
-        }
+        handlers = {"run": self.run, "read": self.read, "write": self.write}
         while True:
             line = self.link.line()
             if line is None:

@@ -122,14 +122,13 @@ def check(sandbox, tree: Path, scratch: Path) -> set[str]:
     patch = sandbox.diff()
     subprocess.run(["cp", "-a", f"{tree}/.", scratch], check=True)
     if patch.data:
-        for options in (["--check"], []):
-            subprocess.run(
-                ["git", "apply", "--whitespace=nowarn", *options, "-"],
-                input=patch.data,
-                cwd=scratch,
-                env={**os.environ, "GIT_CEILING_DIRECTORIES": str(scratch.parent)},
-                check=True,
-            )
+        subprocess.run(
+            ["git", "apply", "--whitespace=nowarn", "-"],
+            input=patch.data,
+            cwd=scratch,
+            env={**os.environ, "GIT_CEILING_DIRECTORIES": str(scratch.parent)},
+            check=True,
+        )
     sandbox.run("chmod u+rwX -R .", cwd=sandbox.workdir)
     inside = json.loads(sandbox.run(["python3", "-c", LISTING, sandbox.workdir]).text)
     outside = json.loads(

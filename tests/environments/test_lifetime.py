@@ -142,7 +142,7 @@ def test_a_sandbox_opened_by_a_thread_outlives_it(sandbox_kind):
     )
     thread.start()
     thread.join()
-    time.sleep(0.3)
+    time.sleep(0.7)
     with opened[0] as box:
         assert box.run("echo alive").text == "alive\n"
 
