@@ -66,7 +66,7 @@ class ReplyProtocol(Protocol):
 class _CacheProtocol:
     """What both protocols share: feeding a session what it lacks, and sampling a turn."""
 
-    name: ProtocolName
+    name: str
 
     def __init__(
         self,
@@ -150,13 +150,13 @@ class _CacheProtocol:
 class TrueEviction(_CacheProtocol):
     """One cache across all turns: each turn feeds only the ids that are new."""
 
-    name: ProtocolName = "true_eviction"
+    name = "true_eviction"
 
 
 class FullContext(_CacheProtocol):
     """A fresh cache every turn: all ids are prefilled again and compressed afresh."""
 
-    name: ProtocolName = "full_context"
+    name = "full_context"
 
     def reply(
         self,
