@@ -43,7 +43,10 @@ class Verdict:
 class Task(Protocol):
     """One task, ready to be worked on. Sources are fetched when first needed and cached."""
 
-    instance: Instance
+    @property
+    def instance(self) -> Instance:
+        """What the agent may know."""
+        ...
 
     def tree(self) -> Path:
         """Host folder with the original source tree (read-only for everybody)."""

@@ -34,6 +34,7 @@ class ReleasePair(BaseModel):
 
     instance_id: str = Field(min_length=1)
     package: str
+    difficulty: str = ""  # how hard it is thought to be; for display only
     old_version: str
     new_version: str
     issue_title: str
