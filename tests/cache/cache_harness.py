@@ -1,4 +1,4 @@
-"""Tiny random models, and runs of forward passes through an `EvictingCache` that keep all logits."""
+"""Tiny random models, and runs through an `EvictingCache` that keep all logits."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread():
     """Tiny tensors: more threads only wait for each other, and sums depend on their number."""
     before = torch.get_num_threads()

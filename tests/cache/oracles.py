@@ -107,9 +107,8 @@ def replay(model, ids: Sequence[int], visible: torch.Tensor) -> tuple[torch.Tens
 # --- one Nexus step ---------------------------------------------------------------------------
 
 
-def softmax(logits: Sequence[float]) -> np.ndarray:
+def softmax(logits: np.ndarray) -> np.ndarray:
     """Softmax in float64."""
-    logits = np.asarray(logits, dtype=np.float64)
     powers = np.exp(logits - logits.max())
     return powers / powers.sum()
 
@@ -133,15 +132,20 @@ def attention_rows(
     h_q, window, _ = queries.shape
     h_kv = keys.shape[0]
     present = [
-        j for block in blocks for j in range(block * block_size, (block + 1) * block_size) if j < seen
+        j
+        for block in blocks
+        for j in range(block * block_size, (block + 1) * block_size)
+        if j < seen
     ]
 
     def row(q: np.ndarray, index: int, k: np.ndarray) -> list[float]:
         legal = [j for j in present if j <= index]
-        weights = dict(zip(legal, softmax([float(q @ k[j]) * scaling for j in legal]), strict=True))
-        sums = [sum(w for j, w in weights.items() if j // block_size == block) for block in blocks]
-        total = sum(sums)
-        return [s / total for s in sums]
+        weights = dict(zip(legal, softmax(k[legal] @ q * scaling).tolist(), strict=True))
+        sums = dict.fromkeys(blocks, 0.0)
+        for j, weight in weights.items():
+            sums[j // block_size] += weight
+        total = sum(sums.values())
+        return [sums[block] / total for block in blocks]
 
     if heads == "layer_mean":
         mean_q, mean_k = queries.mean(0), keys.mean(0)
@@ -153,9 +157,7 @@ def attention_rows(
     ]
     if heads == "layer_attention":
         return [np.mean(per_head, axis=0).tolist()]
-    return [
-        np.mean(per_head[k * group : (k + 1) * group], axis=0).tolist() for k in range(h_kv)
-    ]
+    return [np.mean(per_head[k * group : (k + 1) * group], axis=0).tolist() for k in range(h_kv)]
 
 
 def walk_rows(window: int, steps: int, which: str) -> list[int]:

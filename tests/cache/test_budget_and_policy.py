@@ -193,12 +193,11 @@ def test_density_bases_and_the_schedule(base, prefill_eviction):
 
 
 def test_a_density_is_fixed_by_the_prompt_while_a_turn_decodes():
-    """"Pins the cache": reading on raises B, generating does not."""
+    """ "Pins the cache": reading on raises B, generating does not."""
     config = preset("nexus", block_size=4, window=5, budget=density(0.5))
     result = run(tiny(MODEL), config, turns_of((80, 60), (40, 8)), chunk=500)
     by_phase = [(r.phase, r.after) for r in result.records]
     assert by_phase[0] == ("prefill", 10)
-    # 15 blocks fill; the last of them sits at the budget again.
     assert by_phase[1:16] == [("decode", 10)] * 15
     assert by_phase[16:] == []  # 180 tokens seen: B is 23, 20 blocks are held
     assert result.cache.blocks == 22
@@ -227,8 +226,7 @@ def test_the_phase_is_passed_so_a_prompt_of_one_token_is_a_prefill():
     record = cache.evict("prefill")
     assert (record.phase, record.seen, record.after) == ("prefill", 91, 5)
 
-    only_prefill = EvictingCache(model, preset("nexus", scope="prefill", **dict(
-        block_size=8, window=6, budget={"kind": "tokens", "tokens": 40})))
+    only_prefill = EvictingCache(model, config.model_copy(update={"scope": "prefill"}))
     logits_of(model, only_prefill, random_ids(96, seed=0))
     assert only_prefill.evict("decode") is None
     assert only_prefill.evict("prefill").phase == "prefill"

@@ -10,7 +10,7 @@ from cache_harness import Run, expected_kept, logits_of, random_ids, replayed, r
 
 from cache import EvictingCache, make_pool, preset
 
-TURNS = [(61, 13), (50, 11), (43, 14)]
+TURNS = [(61, 7), (50, 5), (43, 6)]
 HEADS = ["kv_head", "layer_mean", "layer_attention"]
 MODEL = "qwen2-g4-kv2"
 
@@ -37,9 +37,7 @@ def assert_as_brute_force(name: str, result: Run, pins=()) -> None:
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("walk_rows", ["even", "newest", "all"])
 def test_head_modes_and_walk_rows(heads, walk_rows):
-    result = run(
-        tiny(MODEL), config(heads=heads, walk_rows=walk_rows), turns_of(*TURNS), chunk=32
-    )
+    result = run(tiny(MODEL), config(heads=heads, walk_rows=walk_rows), turns_of(*TURNS), chunk=32)
     assert {r.phase for r in result.records} == {"prefill", "decode"}
     assert_as_brute_force(MODEL, result)
 
@@ -77,7 +75,7 @@ def test_options(name, changes):
 
 @pytest.mark.parametrize("block_size", [1, 8, 32])
 def test_block_sizes(block_size):
-    turns = turns_of((29, 5), (18, 4)) if block_size == 1 else turns_of((170, 9), (203, 30))
+    turns = turns_of((29, 5), (18, 4)) if block_size == 1 else turns_of((170, 9), (203, 12))
     tokens = {1: 13, 8: 66, 32: 165}[block_size]
     settings = config(block_size=block_size, budget={"kind": "tokens", "tokens": tokens})
     result = run(tiny(MODEL), settings, turns, chunk=64)
@@ -138,7 +136,7 @@ def test_another_row_of_a_larger_pool_beside_other_sessions_changes_nothing():
 
     beside = run(model, settings, turns_of(*TURNS), chunk=20, pool=pool, after_pass=disturb)
     assert beside.cache.row != alone.cache.row
-    assert all(other.stats.evictions > 10 for other in others)
+    assert all(other.stats.evictions > 5 for other in others)
     assert beside.kept == alone.kept
     assert (beside.logits - alone.logits).abs().max() < 1e-5
 

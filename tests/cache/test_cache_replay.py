@@ -14,7 +14,7 @@ from cache import preset
 MODELS = [name for name in SHAPES if name != "llama-one-layer"]
 HEADS = ["kv_head", "layer_mean", "layer_attention"]
 # Three turns; the observations alone are beyond the budget of 5 blocks of 8 tokens.
-TURNS = [(61, 13), (50, 11), (43, 14)]
+TURNS = [(61, 9), (50, 8), (43, 10)]
 TOLERANCE = 1e-4
 
 
@@ -48,7 +48,7 @@ def test_every_model_and_head_mode(name, heads):
 
 @pytest.mark.parametrize("scope", ["prefill", "prefill+decode"])
 @pytest.mark.parametrize("prefill_eviction", ["end", "chunk"])
-@pytest.mark.parametrize("chunk", [1, 7, 16, 500])
+@pytest.mark.parametrize("chunk", [1, 13, 500])
 def test_every_schedule_and_chunk_size(chunk, prefill_eviction, scope):
     name = "qwen2-g4-kv2"
     settings = config(prefill_eviction=prefill_eviction, scope=scope)
@@ -62,7 +62,7 @@ def test_every_schedule_and_chunk_size(chunk, prefill_eviction, scope):
 def test_block_sizes_and_a_density(block_size):
     name = "llama-g1-kv2"
     settings = config(block_size=block_size, budget={"kind": "density", "density": 0.3})
-    result = run(tiny(name), settings, turns_of((200, 30), (160, 25), (90, 20)), chunk=64)
+    result = run(tiny(name), settings, turns_of((200, 12), (160, 9), (90, 12)), chunk=64)
     assert_exact(name, result)
 
 

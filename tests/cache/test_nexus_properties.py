@@ -55,10 +55,11 @@ def test_n1_is_sampling_without_replacement_in_proportion_to_weight(scale):
     law = order_law(weights, 2)
     assert math.isclose(sum(law.values()), 1)
     priorities = reservoir_priorities(
-        scale * torch.tensor(weights, dtype=torch.float64).expand(40_000, 5), many_draws(40_000, 5, 1)
+        scale * torch.tensor(weights, dtype=torch.float64).expand(40_000, 5),
+        many_draws(40_000, 5, 1),
     )
     firsts = priorities.argsort(-1, descending=True)[:, :2].tolist()
-    seen = {order: 0 for order in law}
+    seen = dict.fromkeys(law, 0)
     for first, second in firsts:
         seen[first, second] += 1
     expected = [law[order] * 40_000 for order in law]
@@ -110,9 +111,7 @@ def test_mean_and_variance_of_the_priority(weight, samples):
         many_draws(trials, 1, samples, seed=5)[:, 0],
     )
     pi = log_sum.exp() / samples
-    mean, variance = weight / (weight + 1), weight / (
-        samples * (weight + 1) ** 2 * (weight + 2)
-    )
+    mean, variance = weight / (weight + 1), weight / (samples * (weight + 1) ** 2 * (weight + 2))
     assert abs(pi.mean() - mean) < 4 * math.sqrt(variance / trials)
     assert abs(pi.var() / variance - 1) < 0.05
 
@@ -150,7 +149,7 @@ def test_weight_zero_is_last_and_not_nan():
 
 
 def test_horvitz_thompson_is_unbiased():
-    """Sum of kept values over inclusion probabilities (Prop. 4.3): mean within 4 standard errors."""
+    """Kept values over inclusion probabilities (Prop. 4.3): the mean, to 4 standard errors."""
     weights = [0.35, 0.25, 0.2, 0.15, 0.05]
     law = order_law(weights, 2)
     inclusion = torch.tensor(
@@ -158,7 +157,8 @@ def test_horvitz_thompson_is_unbiased():
     )
     values = torch.tensor([3.0, -2.0, 7.0, 0.5, 11.0], dtype=torch.float64)
     priorities = reservoir_priorities(
-        torch.tensor(weights, dtype=torch.float64).expand(40_000, 5), many_draws(40_000, 5, 1, seed=6)
+        torch.tensor(weights, dtype=torch.float64).expand(40_000, 5),
+        many_draws(40_000, 5, 1, seed=6),
     )
     kept = keep_largest(priorities, torch.zeros(40_000, 5, dtype=torch.bool), 2)
     estimates = (kept * (values / inclusion)).sum(-1)
@@ -200,7 +200,9 @@ def dirichlet_rows(trials: int, steps: int, concentration, seed: int) -> torch.T
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 16])
 def test_walk_identity(steps):
     """Lemma A.4: C(H) = sum a(q) + sum M_q C(q-1), with M_q = a(q) a(q)^T, exactly."""
-    (rows,) = dirichlet_rows(1, steps, [0.4] * 9, seed=1) if steps else torch.zeros(1, 0, 9).double()
+    (rows,) = (
+        dirichlet_rows(1, steps, [0.4] * 9, seed=1) if steps else torch.zeros(1, 0, 9).double()
+    )
     states = [walk(rows[:t]) for t in range(steps + 1)]
     assert (states[0] == 0).all()
     right = torch.zeros(9, dtype=torch.float64)

@@ -25,9 +25,7 @@ KNOWN = [
 
 
 def words(counter, key) -> tuple[int, ...]:
-    return tuple(
-        int(w) for w in philox4x32(tuple(torch.tensor([c]) for c in counter), key)
-    )
+    return tuple(int(w) for w in philox4x32(tuple(torch.tensor([c]) for c in counter), key))
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
@@ -82,9 +80,12 @@ def test_every_part_of_the_address_matters_and_batching_does_not():
 def test_uniform_and_independent_across_blocks_steps_and_draws():
     """Kolmogorov-Smirnov and rank correlations of 40,000 draws, fixed seed, p > 0.001."""
     draws = torch.stack(
-        [uniforms(1, step, torch.tensor(0), torch.tensor(0), torch.arange(200), 5) for step in range(40)]
+        [
+            uniforms(1, step, torch.tensor(0), torch.tensor(0), torch.arange(200), 5)
+            for step in range(40)
+        ]
     )  # [step, block, i]
-    assert 0 < draws.min()
+    assert draws.min() > 0
     assert draws.max() < 1
     assert stats.kstest(draws.flatten().numpy(), "uniform").pvalue > 0.001
     for one, other in [
