@@ -17,7 +17,7 @@ from cache import EvictingCache, generate, preset
 pytestmark = pytest.mark.model
 
 # 21 blocks of text go through 8, in three turns; each turn is cut, and decoding cuts as well.
-LENGTHS = [(150, 12), (80, 10), (70, 14)]
+LENGTHS = [(160, 17), (80, 8), (70, 8)]
 SETTINGS = preset(
     "nexus",
     block_size=16,
@@ -92,7 +92,7 @@ def test_sinks_survive_and_the_text_goes_on(loaded, text_ids, evicted):
 
 def test_greedy_text_after_many_evictions_is_no_instant_end(loaded, text_ids):
     cache = EvictingCache(loaded.model, SETTINGS)
-    reply = generate(loaded.model, text_ids[:240], cache, max_new_tokens=14, chunk=64)
+    reply = generate(loaded.model, text_ids[:240], cache, max_new_tokens=18, chunk=64)
     assert cache.stats.evictions >= 3
     assert loaded.tokenizer.eos_token_id not in reply
     assert len(set(reply)) > 5
