@@ -30,11 +30,11 @@ HOLDOUTS = {
 
 
 @pytest.mark.parametrize("name", HOLDOUTS)
-def test_nothing_of_a_timed_out_command_is_left(sandbox, name):
-    result = sandbox.run(HOLDOUTS[name], timeout=0.7)
+def test_nothing_of_a_timed_out_command_is_left(shared_sandbox, name):
+    result = shared_sandbox.run(HOLDOUTS[name], timeout=0.7)
     assert result.timed_out
     assert result.duration < 3
-    assert running(sandbox, "321") == 0
+    assert running(shared_sandbox, "321") == 0
 
 
 def test_an_earlier_server_survives_the_time_limit_of_a_later_command(sandbox):
@@ -61,15 +61,15 @@ def test_a_background_server_lives_on_and_may_go_on_writing(sandbox):
         assert sandbox.run(["python3", "-c", fetch]).text == "b'hello'\n"
 
 
-def test_state_persists_between_commands(sandbox):
-    sandbox.run("echo 1 > /tmp/a; echo 2 > ~/b; echo 3 > /var/tmp/c; echo 4 > d")
-    assert sandbox.run("cat /tmp/a ~/b /var/tmp/c d").text == "1\n2\n3\n4\n"
+def test_state_persists_between_commands(shared_sandbox):
+    shared_sandbox.run("echo 1 > /tmp/a; echo 2 > ~/b; echo 3 > /var/tmp/c; echo 4 > d")
+    assert shared_sandbox.run("cat /tmp/a ~/b /var/tmp/c d").text == "1\n2\n3\n4\n"
 
 
-def test_orphans_are_reaped(sandbox):
-    sandbox.run("for i in $(seq 20); do (sleep 0.05 &) ; done")
+def test_orphans_are_reaped(shared_sandbox):
+    shared_sandbox.run("for i in $(seq 20); do (sleep 0.05 &) ; done")
     time.sleep(0.3)
-    zombies = sandbox.run("grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l")
+    zombies = shared_sandbox.run("grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l")
     assert zombies.text.strip() == "0"
 
 
@@ -129,19 +129,21 @@ def test_cpu_is_limited(open_box):
     assert box.run(["python3", "-c", spin]).duration > 1.2
 
 
-def test_killing_everything_from_inside_leaves_the_sandbox_usable(sandbox):
-    sandbox.run("sleep 555 & kill -9 -1")
-    assert running(sandbox, "555") == 0
-    sandbox.run("kill -9 1; kill -STOP 1; kill -TERM 1; kill -INT 1; kill -HUP 1; kill -USR1 1")
-    assert sandbox.run("echo alive").text == "alive\n"
+def test_killing_everything_from_inside_leaves_the_sandbox_usable(shared_sandbox):
+    shared_sandbox.run("sleep 555 & kill -9 -1")
+    assert running(shared_sandbox, "555") == 0
+    shared_sandbox.run(
+        "kill -9 1; kill -STOP 1; kill -TERM 1; kill -INT 1; kill -HUP 1; kill -USR1 1"
+    )
+    assert shared_sandbox.run("echo alive").text == "alive\n"
 
 
-def test_a_command_cannot_reach_into_the_resident_program(sandbox):
+def test_a_command_cannot_reach_into_the_resident_program(shared_sandbox):
     attack = (
         "for f in /proc/1/fd/* /proc/1/mem; do (echo '{\"size\":0}' > $f) 2>/dev/null && echo $f; "
         "done; cat /proc/1/environ"
     )
-    result = sandbox.run(attack)
+    result = shared_sandbox.run(attack)
     assert "/proc/1/fd/" not in result.text.replace("/proc/1/fd/*", "")
     assert "Permission denied" in result.text
-    assert sandbox.run("echo in order").text == "in order\n"
+    assert shared_sandbox.run("echo in order").text == "in order\n"
