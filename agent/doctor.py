@@ -82,11 +82,11 @@ def _python() -> Row:
 def _torch() -> list[Row]:
     import torch
 
-    from agent.models import choose_device, choose_dtype
+    from agent.models import choose_device, choose_precision
 
     device = choose_device()
     cuda = device.type == "cuda"
-    dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
+    dtype = choose_precision("auto", device)
     if cuda:
         named = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
         found = ", ".join(f"{gpu.name} ({gpu.total_memory / 1e9:.0f} GB)" for gpu in named)
@@ -99,8 +99,10 @@ def _torch() -> list[Row]:
             f"CPU, {torch.get_num_threads()} threads; no CUDA device",
             "small models run on the CPU; larger ones need a GPU and a torch built for it",
         )
-        fast = "this CPU has AMX or AVX512-BF16"
-        why = fast if dtype == "bfloat16" else "this CPU has neither AMX nor AVX512-BF16"
+        why = {
+            "bfloat16": "this CPU has AMX or AVX512-BF16",
+            "int8": "this CPU multiplies 8-bit integers, but not bfloat16",
+        }.get(dtype, "this CPU has no units for bfloat16 or 8-bit integers")
     return [
         Row("torch", "ok", f"{torch.__version__}, transformers {_version('transformers')}"),
         row,

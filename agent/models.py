@@ -18,6 +18,7 @@ from transformers import (
 
 from agent import digests, hub
 from agent.catalogue import CATALOGUE, Entry, GgufEntry, HubEntry, find
+from agent.int8_linear import quantize_linears
 from agent.model_convert import converted, quiet
 from agent.model_errors import BadModelFile, FetchError, UnknownModel
 from agent.model_fetch import fetch, require_room
@@ -28,6 +29,7 @@ from cache.support import require_supported
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+INT8 = "int8"  # 8-bit linear layers, the rest float32: see agent.int8_linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class LoadedModel:
     name: str
     path: Path
     sha256: str
-    dtype: torch.dtype
+    dtype: torch.dtype  # of activations and cache
+    precision: str  # of the linear layers: the dtype's name, or int8
     device: torch.device
 
 
@@ -116,14 +119,15 @@ def load(
 ) -> LoadedModel:
     """Load a model and its tokenizer, fetching and converting it first where needed.
 
-    `dtype`: "auto" (see `choose_dtype`), "bfloat16", "float16" or "float32". `device`: "auto"
-    (CUDA where there is one, else the CPU) or what torch takes. The attention function is left as
-    it is: the cache sets its own. Raises what `resolve` and `pull` raise, and ValueError for a
-    dtype or device that is not there.
+    `dtype`: "auto" (see `choose_precision`), "bfloat16", "float16", "float32" or "int8".
+    `device`: "auto" (CUDA where there is one, else the CPU) or what torch takes. The attention
+    function is left as it is: the cache sets its own. Raises what `resolve` and `pull` raise, and
+    ValueError for a dtype or device that is not there.
     """
     source = resolve(name_or_path)
     where = choose_device(device)
-    kind = choose_dtype(dtype, where)
+    precision = choose_precision(dtype, where)
+    kind = torch.float32 if precision == INT8 else _DTYPES[precision]
     files = pull(source, progress)
     try:
         with quiet():
@@ -137,7 +141,11 @@ def load(
     except (ValueError, OSError, KeyError, ImportError) as error:
         raise BadModelFile(f"{source.name} in {files.folder} cannot be loaded: {error}") from error
     model.eval().requires_grad_(False)
-    return LoadedModel(model, tokenizer, source.name, files.folder, files.sha256, kind, where)
+    if precision == INT8:
+        quantize_linears(model)
+    return LoadedModel(
+        model, tokenizer, source.name, files.folder, files.sha256, kind, precision, where
+    )
 
 
 def choose_device(device: str = "auto") -> torch.device:
@@ -153,23 +161,29 @@ def choose_device(device: str = "auto") -> torch.device:
     return chosen
 
 
-def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The dtype meant; "auto" is bfloat16 where the hardware multiplies it, else float32.
+def choose_precision(dtype: str, device: torch.device) -> str:
+    """The precision meant: the name of a dtype, or "int8" (CPU only).
 
-    That is CUDA from compute capability 8.0 on, and CPUs with AMX or AVX512-BF16: elsewhere it is
-    emulated and several times slower than float32. Raises ValueError for an unknown name.
+    "auto" is what the hardware multiplies: bfloat16 on CUDA from compute capability 8.0 on and on
+    CPUs with AMX or AVX512-BF16 (elsewhere it is emulated, several times slower than float32), int8
+    on other CPUs with VNNI, else float32. Raises ValueError for an unknown name, or int8 elsewhere.
     """
     if dtype != "auto":
         name = _SHORT.get(dtype, dtype)
-        if name not in _DTYPES:
-            known = ", ".join(["auto", *_DTYPES])
+        if name not in (*_DTYPES, INT8):
+            known = ", ".join(["auto", *_DTYPES, INT8])
             raise ValueError(f"dtype {dtype!r} is not known; choose from {known}")
-        return _DTYPES[name]
+        if name == INT8 and device.type != "cpu":
+            raise ValueError(f"int8 is for CPUs, not {device}; choose auto or bfloat16")
+        return name
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        fast = device.type == "cpu" and _cpu_bfloat16()
-    return torch.bfloat16 if fast else torch.float32
+        return "bfloat16" if fast else "float32"
+    if device.type != "cpu":
+        return "float32"
+    if _cpu_has("amx_bf16", "avx512_bf16"):
+        return "bfloat16"
+    return INT8 if _cpu_has("avx512_vnni", "avx_vnni") else "float32"
 
 
 def _require_servable(folder: Path, name: str) -> None:
@@ -181,13 +195,19 @@ def _require_servable(folder: Path, name: str) -> None:
     require_supported(config, name)
 
 
-def _cpu_bfloat16() -> bool:
+def _cpu_has(*features: str) -> bool:
+    """Whether the CPU has one of these units, by the names of torch.cpu.get_capabilities."""
     ask = getattr(torch.cpu, "get_capabilities", None)
-    if ask is None:  # older torch
-        amx, avx = torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_bf16_supported()
-        return bool(amx or avx)
-    found = ask()
-    return any(found.get(name) for name in ("amx_bf16", "avx512_bf16"))
+    if ask is not None:
+        found = ask()
+        return any(found.get(name) for name in features)
+    older = {  # torch before 2.10
+        "amx_bf16": "_is_amx_tile_supported",
+        "avx512_bf16": "_is_avx512_bf16_supported",
+        "avx512_vnni": "_is_vnni_supported",
+    }
+    asks = [getattr(torch.cpu, older[name], None) for name in features if name in older]
+    return any(ask() for ask in asks if ask is not None)
 
 
 def _model_folder(path: Path) -> Path:

@@ -18,7 +18,7 @@ from agent.catalogue import CATALOGUE, GgufEntry
 from agent.cli_models import models_app
 from agent.model_convert import load_gguf_tokenizer
 from agent.model_errors import BadModelFile, FetchError, UnknownModel
-from agent.models import choose_device, choose_dtype, load, pull, resolve
+from agent.models import choose_device, choose_precision, load, pull, resolve
 from cache.support import UnsupportedModel
 
 _TINY = {
@@ -183,26 +183,39 @@ def test_what_was_fetched_before_does_without_the_hub(
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("bf16", torch.bfloat16), ("float16", torch.float16), ("fp32", torch.float32)],
+    ("name", "precision"),
+    [("bf16", "bfloat16"), ("float16", "float16"), ("fp32", "float32"), ("int8", "int8")],
 )
-def test_dtypes_by_name(name: str, dtype: torch.dtype) -> None:
-    assert choose_dtype(name, torch.device("cpu")) is dtype
+def test_precisions_by_name(name: str, precision: str) -> None:
+    assert choose_precision(name, torch.device("cpu")) == precision
 
 
-def test_auto_dtype_on_the_cpu_follows_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = Path("/proc/cpuinfo").read_text().split()
-    fast = "amx_bf16" in flags or "avx512_bf16" in flags
-    expected = torch.bfloat16 if fast else torch.float32
-    assert choose_dtype("auto", torch.device("cpu")) is expected
-    for name, found in (("avx512_bf16", torch.bfloat16), ("avx2", torch.float32)):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda name=name: {name: True})
-        assert choose_dtype("auto", torch.device("cpu")) is found
+def test_auto_on_the_cpu_follows_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    expected = "float32"
+    if flags & {"avx512_vnni", "avx_vnni"}:
+        expected = "int8"
+    if flags & {"amx_bf16", "avx512_bf16"}:
+        expected = "bfloat16"
+    assert choose_precision("auto", torch.device("cpu")) == expected
+    for names, found in (
+        ({"avx512_bf16", "avx512_vnni"}, "bfloat16"),
+        ({"avx512_vnni"}, "int8"),
+        ({"avx2"}, "float32"),
+    ):
+        given = dict.fromkeys(names, True)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda given=given: given)
+        assert choose_precision("auto", torch.device("cpu")) == found
+
+
+def test_int8_is_refused_away_from_the_cpu() -> None:
+    with pytest.raises(ValueError, match="int8 is for CPUs, not cuda; choose auto or bfloat16"):
+        choose_precision("int8", torch.device("cuda"))
 
 
 def test_a_dtype_or_device_that_is_not_there() -> None:
     with pytest.raises(ValueError, match="'int3' is not known; choose from auto, bfloat16"):
-        choose_dtype("int3", torch.device("cpu"))
+        choose_precision("int3", torch.device("cpu"))
     with pytest.raises(ValueError, match="device 'nonsense' cannot be used"):
         choose_device("nonsense")
 
