@@ -123,12 +123,14 @@ class Loop:
         settings: AgentSettings,
         trajectory: Trajectory,
         *,
+        budget: int | None = None,
         watcher: Watcher | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`budget`: tokens the cache holds, where it has a limit; turn 0 is kept well below it."""
         self.instance, self.sandbox, self.chat, self.protocol = instance, sandbox, chat, protocol
         self.dialect, self.settings, self.limits = dialect, settings, settings.limits
-        self.trajectory, self.clock = trajectory, clock
+        self.trajectory, self.budget, self.clock = trajectory, budget, clock
         self.watcher: Watcher = watcher or Silence()
         self.log = TokenLog()
         self.steps = 0
@@ -174,17 +176,8 @@ class Loop:
 
     def _open(self) -> None:
         """Turn 0: who the model is, the issue, and the code it is about."""
-        code = ""
-        if self.settings.context.code_chars:
-            code = issue_code(
-                self._workspace,
-                self.instance.problem,
-                max_chars=self.settings.context.code_chars,
-            )
         system = system_prompt(self.settings, self.instance, self.dialect)
-        user = user_prompt(
-            self.settings, self.instance, code=_plain(code), workdir=self.sandbox.workdir
-        )
+        user = self._user_prompt(system)
         self.chat.open(
             self.log,
             system,
@@ -194,6 +187,21 @@ class Loop:
         )
         self.trajectory.append("start", {"system": system, "user": user, "ids": [0, len(self.log)]})
         self.watcher.opened(system, user, len(self.log))
+
+    def _user_prompt(self, system: str) -> str:
+        """The issue with as much code as leaves room in the budget for the turns to come."""
+        chars = self.settings.context.code_chars
+        room = None if self.budget is None else int(self.settings.context.share * self.budget)
+        while True:
+            code = ""
+            if chars:
+                code = issue_code(self._workspace, self.instance.problem, max_chars=chars)
+            user = user_prompt(
+                self.settings, self.instance, code=_plain(code), workdir=self.sandbox.workdir
+            )
+            if not code or room is None or len(self.chat.encode(system + user)) <= room:
+                return user
+            chars = min(chars, len(code)) * 3 // 4
 
     def _step(self) -> None:
         """One reply and what comes of it."""

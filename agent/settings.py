@@ -71,6 +71,9 @@ class ContextSettings(_Strict):
     """The code shown with the issue."""
 
     code_chars: int = Field(5_000, ge=0, description="characters of source shown up front")
+    share: float = Field(
+        0.75, gt=0, le=1, description="of a token budget that turn 0 may take; code is cut to fit"
+    )
 
 
 class Messages(_Strict):
@@ -151,16 +154,16 @@ def _apply(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise SettingsError(f"override {override!r} must be written key.key=value")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SettingsError(
-            f"override {override!r}: the value is no valid YAML: {error}"
-        ) from error
     *folders, last = key.strip().split(".")
     place: Any = data
     for folder in folders:
         place = place.setdefault(folder, {})
         if not isinstance(place, Mapping):
             raise SettingsError(f"override {override!r}: {folder!r} holds no further keys")
-    place[last] = value
+    if isinstance(place.get(last), str):
+        place[last] = text  # a text stays as it is, colons and braces included
+        return
+    try:
+        place[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SettingsError(f"override {override!r}: no valid YAML value: {error}") from error

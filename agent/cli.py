@@ -1,0 +1,313 @@
+"""The command `agent`. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agent.cli_models import models_app
+from agent.doctor import doctor
+from agent.run_options import DEMO_INSTANCE, DEMO_MODEL, OptionError, parse_options
+
+app = typer.Typer(
+    help="Coding agents whose KV cache never outgrows its budget. Start with `agent run`.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+)
+tasks_app = typer.Typer(help="The tasks that come with the package.", no_args_is_help=True)
+app.add_typer(models_app, name="models")
+app.add_typer(tasks_app, name="tasks")
+app.command("doctor")(doctor)
+
+_TASK, _CACHE, _LIMITS = "What to work on", "Model and cache", "Limits and attempts"
+_OUTPUT = "Output"
+
+
+@app.command("run")
+def run(
+    task: Annotated[str, typer.Option(help="Kind of task.", rich_help_panel=_TASK)] = "repo_issue",
+    instance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID[@FILE]",
+            help=f"An instance with hidden tests. Without it and --repo: {DEMO_INSTANCE}.",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
+    repo: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Your own repository; the agent works on a copy.",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
+    issue: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT|FILE", help="What is wrong in --repo.", rich_help_panel=_TASK),
+    ] = None,
+    test_command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND", help="How the tests of --repo are run.", rich_help_panel=_TASK
+        ),
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Apply the patch to --repo.", rich_help_panel=_TASK)
+    ] = False,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="A name of `agent models list`, hub id, folder or GGUF file.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = DEMO_MODEL,
+    dtype: Annotated[
+        str, typer.Option(help="Type of the weights.", rich_help_panel=_CACHE)
+    ] = "auto",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=_CACHE)
+    ] = "auto",
+    method: Annotated[
+        str,
+        typer.Option(help="What to evict: nexus, nexus-paper, dense.", rich_help_panel=_CACHE),
+    ] = "nexus",
+    protocol: Annotated[
+        str,
+        typer.Option(
+            help="true_eviction: one cache for the whole run. full_context: a fresh one each turn.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = "true_eviction",
+    budget: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", help="Tokens the cache holds.", rich_help_panel=_CACHE),
+    ] = None,
+    density: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Share of the tokens seen that stays.", rich_help_panel=_CACHE
+        ),
+    ] = None,
+    scope: Annotated[
+        str | None,
+        typer.Option(help="When to evict: prefill, prefill+decode.", rich_help_panel=_CACHE),
+    ] = None,
+    prefill_eviction: Annotated[
+        str | None,
+        typer.Option(
+            help="chunk: after each chunk of a prompt. end: after the last.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = None,
+    chunk: Annotated[
+        int, typer.Option(help="Tokens of one prefill chunk.", rich_help_panel=_CACHE)
+    ] = 256,
+    steps: Annotated[
+        int | None, typer.Option(help="Replies at most.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of one reply.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of the whole run.", rich_help_panel=_LIMITS)
+    ] = None,
+    wall_time: Annotated[
+        float | None, typer.Option(help="Seconds of one attempt.", rich_help_panel=_LIMITS)
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="0 is greedy, the default for one attempt; 0.6 for several.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
+    top_p: Annotated[
+        float, typer.Option(help="Mass of the tokens drawn from.", rich_help_panel=_LIMITS)
+    ] = 0.95,
+    seed: Annotated[int, typer.Option(help="Of the first attempt.", rich_help_panel=_LIMITS)] = 0,
+    attempts: Annotated[
+        int,
+        typer.Option(
+            metavar="K",
+            help="Seeded attempts in turn, graded when all are over (pass@K).",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 1,
+    until_resolved: Annotated[
+        bool,
+        typer.Option(
+            "--until-resolved",
+            help="Grade after each attempt and stop at the first that resolves.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = False,
+    sandbox: Annotated[
+        str,
+        typer.Option(
+            help="docker, bubblewrap, or auto: Docker where an engine answers.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = "auto",
+    tools: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE", help="Tool set: prompts, tools, limits.", rich_help_panel=_LIMITS
+        ),
+    ] = "compact",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a value of the tool set (limits.steps=9) or cache (cache.window=32).",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where run folders go.", rich_help_panel=_OUTPUT),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the report as JSON.", rich_help_panel=_OUTPUT),
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show nothing.", rich_help_panel=_OUTPUT)
+    ] = False,
+) -> None:
+    """Let a model fix an issue in a repository, in a sandbox, on one cache of fixed size.
+
+    Without options: a small real model works on a real bug of a real package, and hidden tests
+    decide. Ends with 0 whatever the verdict; 1 when the run itself failed, 2 for options that do
+    not fit, 130 when it was interrupted.
+    """
+    limits = {
+        "limits.steps": steps,
+        "limits.new_tokens": max_new_tokens,
+        "limits.total_tokens": max_tokens,
+        "limits.wall_time": wall_time,
+    }
+    flags = [f"{key}={value}" for key, value in limits.items() if value is not None]
+    values: dict[str, Any] = {
+        "task": task,
+        "instance": instance,
+        "repo": repo,
+        "issue": issue,
+        "test_command": test_command,
+        "model": model,
+        "dtype": dtype,
+        "device": device,
+        "tools": tools,
+        "method": method,
+        "protocol": protocol,
+        "scope": scope,
+        "budget": budget,
+        "density": density,
+        "prefill_eviction": prefill_eviction,
+        "chunk": chunk,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "attempts": attempts,
+        "until_resolved": until_resolved,
+        "sandbox": sandbox,
+        "apply": apply,
+        "overrides": (*flags, *(set_ or ())),
+    }
+    errors = Console(stderr=True)
+    try:
+        options = parse_options(values)
+    except OptionError as error:
+        _fail(errors, str(error), 2)
+    console = errors if as_json else Console()
+    with errors.status("loading") if not quiet else _Quiet():
+        from agent.run_command import execute
+        from agent.run_failures import RUN_FAILURES
+    try:
+        report, code = execute(
+            options, out=out or Path("runs"), console=console, quiet=quiet or as_json
+        )
+    except OptionError as error:
+        _fail(errors, str(error), 2)
+    except RUN_FAILURES as error:
+        _fail(errors, str(error) or type(error).__name__, 1)
+    except KeyboardInterrupt:
+        _fail(errors, "interrupted", 130)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    raise typer.Exit(code)
+
+
+@app.command("clean")
+def clean(
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also containers of runs that still go on.")
+    ] = False,
+) -> None:
+    """Remove sandboxes that runs which died left behind."""
+    from environments import clean as remove
+
+    for kind, count in remove(everything=everything).items():
+        typer.echo(f"{kind}: {count} removed")
+
+
+@tasks_app.command("list")
+def list_tasks(
+    file: Annotated[
+        Path | None, typer.Option(help="A file of instances instead of the package's own.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the instances that `agent run --instance` takes."""
+    from tasks import TaskError
+    from tasks.release_pair import read
+
+    try:
+        pairs = read(file)
+    except TaskError as error:
+        _fail(Console(stderr=True), str(error), 1)
+    rows = [
+        {"id": p.instance_id, "difficulty": p.difficulty, "issue": p.issue_title} for p in pairs
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("id", "difficulty", "issue"):
+        table.add_column(title, no_wrap=title != "issue")
+    for row in rows:
+        table.add_row(*(Text(str(value)) for value in row.values()))
+    Console().print(table)
+
+
+class _Quiet:
+    """A status line that is not there."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _fail(console: Console, message: str, code: int) -> Any:
+    console.print(Text(f"error: {message}", "red"), highlight=False)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

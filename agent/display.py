@@ -1,0 +1,164 @@
+"""What the person at the terminal sees of a run: thought, call, observation, the cache's fill."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.status import Status
+from rich.syntax import Syntax
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from agent.dialects.base import Call
+    from agent.loop import Outcome, Step
+    from agent.session import TurnStats
+    from tasks.instance import Verdict
+
+# Control characters, which a model or a command could use to repaint the terminal.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_OBSERVATION_LINES = 24
+
+
+def safe(text: str) -> str:
+    """Text of a model or a command without what would steer the terminal."""
+    return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\t", "    "))
+
+
+def fill(stats: TurnStats, budget: int | None) -> str:
+    """The cache after a turn, in one line."""
+    held = f"{stats.resident:,}" + (f"/{budget:,}" if budget else "")
+    parts = [
+        f"cache {held} tokens, {_bytes(stats.cache_bytes)}",
+        f"{stats.evictions} evictions",
+        f"seen {stats.seen:,}",
+        f"fed {stats.fed:,} at {_rate(stats.fed, stats.prefill_seconds)}",
+        f"wrote {stats.sampled:,} at {_rate(stats.sampled, stats.decode_seconds)}",
+    ]
+    return " · ".join(parts)
+
+
+class TerminalWatcher:
+    """Shows a run on a terminal, with a status line that moves where the terminal can do so."""
+
+    def __init__(self, console: Console, *, budget: int | None, quiet: bool = False) -> None:
+        self._console, self._budget, self._quiet = console, budget, quiet
+        self._status: Status | None = None
+        self._steps = 0
+        self._fill = "cache empty"
+
+    def opened(self, system: str, user: str, tokens: int) -> None:
+        self._print(Text(f"turn 0: {tokens:,} tokens of instructions, issue and code", "dim"))
+
+    def prefill(self, fed: int, total: int) -> None:
+        self._say(f"step {self._steps + 1}: reading {fed:,} of {total:,} tokens · {self._fill}")
+
+    def text(self, reply_so_far: str) -> None:
+        last = safe(reply_so_far).rstrip().rpartition("\n")[2][-50:]
+        self._say(f"step {self._steps + 1}: writing · {self._fill} · {last}")
+
+    def step(self, step: Step) -> None:
+        self._steps = step.number
+        self._fill = fill(step.reply.stats, self._budget)
+        self._print(Rule(f"step {step.number}", align="left", style="dim"))
+        if step.thought:
+            self._print(Text(safe(step.thought)))
+        if step.call is not None:
+            self._print(_call(step.call))
+        else:
+            self._print(Text(f"no call: {safe(step.problem or '').splitlines()[0]}", "yellow"))
+        self._print(Text(_shortened(safe(step.observation)), "dim"))
+        self._print(Text(f"{self._fill} · tool {step.tool_seconds:.1f} s", "blue"))
+
+    def start(self) -> None:
+        """Show the status line from now on."""
+        if not self._quiet and self._console.is_terminal:
+            self._status = self._console.status("starting")
+            self._status.start()
+
+    def stop(self) -> None:
+        """Take the status line away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _say(self, text: str) -> None:
+        if self._status is not None:
+            width = max(20, self._console.width - 4)
+            self._status.update(Text(text[:width]))
+
+    def _print(self, what: Text | Rule) -> None:
+        if not self._quiet:
+            self._console.print(what, highlight=False)
+
+
+def show_patch(console: Console, patch: bytes) -> None:
+    """The patch in colour."""
+    if not patch.strip():
+        console.print(Text("The tree was not changed: there is no patch.", "yellow"))
+        return
+    text = safe(patch.decode("utf-8", errors="replace")).rstrip("\n")
+    console.print(Syntax(text, "diff", theme="ansi_dark", background_color="default"))
+
+
+def show_end(console: Console, outcome: Outcome, verdict: Verdict | None, evictions: str) -> None:
+    """Exit, verdict and costs of one attempt."""
+    detail = safe(outcome.detail).strip().splitlines()
+    console.print(
+        Text(f"ended: {outcome.reason.value}" + (f" ({detail[-1]})" if detail else "")),
+        highlight=False,
+    )
+    cost = f"{outcome.steps} steps, {outcome.tokens:,} tokens, {outcome.seconds:.0f} s"
+    console.print(Text(f"{cost}; {evictions}"), highlight=False)
+    if verdict is not None:
+        console.print(verdict_line(verdict), highlight=False)
+
+
+def verdict_line(verdict: Verdict) -> Text:
+    """RESOLVED or not, and by how much."""
+    if verdict.resolved:
+        return Text("verdict: RESOLVED", "bold green")
+    counts = [
+        f"{sum(v == 'passed' for v in tests.values())} of {len(tests)} {name} pass"
+        for name, tests in (
+            ("FAIL_TO_PASS", verdict.fail_to_pass),
+            ("PASS_TO_PASS", verdict.pass_to_pass),
+        )
+        if tests
+    ]
+    why = "; ".join([*counts, *safe(verdict.detail).strip().splitlines()[:1]])
+    return Text(f"verdict: {verdict.status}" + (f" ({why})" if why else ""), "bold red")
+
+
+def _call(call: Call) -> Text:
+    text = Text(call.name, "bold cyan")
+    long = {}
+    for key, value in call.arguments.items():
+        if "\n" in value or len(value) > 60:
+            long[key] = value
+        else:
+            text.append(f" {key}=", "cyan")
+            text.append(safe(value))
+    for key, value in long.items():
+        text.append(f"\n  {key}:\n", "cyan")
+        text.append(_shortened(safe(value)))
+    return text
+
+
+def _shortened(text: str) -> str:
+    lines = text.rstrip("\n").split("\n")
+    if len(lines) <= _OBSERVATION_LINES:
+        return "\n".join(lines)
+    half = _OBSERVATION_LINES // 2
+    left = len(lines) - 2 * half
+    return "\n".join([*lines[:half], f"[... {left} lines ...]", *lines[-half:]])
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def _rate(count: int, seconds: float) -> str:
+    return f"{count / seconds:.1f} tok/s" if seconds > 0 else "-"

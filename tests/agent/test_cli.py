@@ -1,0 +1,332 @@
+"""The command `agent`: quick help, options that do not fit, whole runs with a tiny model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scripted import ScriptedProtocol, byte_tokenizer, xml
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from agent import run_command
+from agent.cli import app
+from agent.run_options import RunOptions, parse_options
+from agent.trajectory import read_trajectory
+from tasks import Verdict
+
+SOURCE = "def double(x):\n    return x + x + 1\n"
+FIX = xml("edit", "One too many.", path="calc.py", start="2", text="    return x + x")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random Llama and a tokenizer of bytes, as a user could have one."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32_768,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    folder = tmp_path / "calc"
+    folder.mkdir()
+    (folder / "calc.py").write_text(SOURCE)
+    return folder
+
+
+def agent(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def only_run(out: Path) -> Path:
+    (folder,) = out.iterdir()
+    return folder
+
+
+def report(folder: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return data
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Replies by attempt, said by a script in the place of the model. Filled by the test."""
+    scripts: list[list[str]] = []
+
+    def protocol(name: str, model: object, chat: Any, config: object, **_: object) -> object:
+        return ScriptedProtocol(chat, scripts.pop(0))
+
+    monkeypatch.setattr(run_command, "make_protocol", protocol)
+    return scripts
+
+
+def run_repo(tiny: Path, repo: Path, out: Path, *more: str) -> tuple[int, str]:
+    return agent(
+        "run", "--repo", repo, "--issue", "double(2) is 5", "--model", tiny, "--out", out,
+        "--sandbox", "bubblewrap", *more,
+    )  # fmt: skip
+
+
+def test_help_is_quick_and_without_torch() -> None:
+    code = (
+        "import sys, agent.cli; print([m for m in sys.modules if m in ('torch', 'transformers')])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+    for command in ([], ["run"], ["models"], ["tasks"], ["doctor"], ["clean"]):
+        status, text = agent(*command, "--help")
+        assert status == 0
+        assert "Usage" in text
+
+
+def test_the_tasks_are_listed() -> None:
+    status, text = agent("tasks", "list", "--json")
+    rows = json.loads(text)
+    assert status == 0
+    assert len(rows) == 13
+    assert {"id": "tinydb-4.8.2", "difficulty": "easy"}.items() <= rows[11].items()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--instance", "a", "--repo", "."], "give one of them"),
+        (["--repo", "."], "--repo needs --issue"),
+        (["--issue", "text"], "belongs to --repo"),
+        (["--apply"], "there is none"),
+        (["--budget", "100", "--density", "0.5"], "two ways"),
+        (["--attempts", "2", "--temperature", "0"], "all the same"),
+        (["--budget", "0"], "--budget"),
+        (["--protocol", "half"], "--protocol"),
+        (["--task", "chess"], "--task"),
+        (["--tools", "none"], "there is no tool set"),
+        (["--set", "limits.stepz=1"], "limits.stepz"),
+        (["--method", "magic"], "unknown method"),
+        (["--method", "dense", "--budget", "100"], "method dense: budget"),
+        (["--set", "cache.window=0"], "window"),
+    ],
+)
+def test_options_that_do_not_fit_end_with_2(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    status, text = agent("run", "--out", tmp_path / "out", "--model", "none", *arguments)
+    assert status == 2
+    assert message in " ".join(text.split())
+    assert not list(tmp_path.glob("out/*/trajectory.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--instance", "nothing-1.0"], "no instance"),
+        (["--repo", "/no/such", "--issue", "x"], "not a folder"),
+        (["--sandbox", "chroot"], "unknown sandbox"),
+    ],
+)
+def test_what_is_not_there_ends_with_1(arguments: list[str], message: str, tmp_path: Path) -> None:
+    status, text = agent("run", "--out", tmp_path / "out", "--model", "none", *arguments)
+    assert status == 1
+    assert message in " ".join(text.split())
+
+
+def test_a_run_with_a_random_model_is_reported(
+    tiny_model: Path, repo: Path, tmp_path: Path
+) -> None:
+    status, text = run_repo(
+        tiny_model, repo, tmp_path / "out", "--budget", "8192", "--max-new-tokens", "40",
+        "--set", "example=[]", "--set", "cache.window=8",
+    )  # fmt: skip
+    assert status == 0
+    data = report(only_run(tmp_path / "out"))
+    assert data["exit"] == "format_errors"
+    assert data["verdict"] is None
+    assert data["patch"]["bytes"] == 0
+    assert data["method"] == "nexus"
+    assert data["cache"]["window"] == 8
+    assert data["cache"]["budget"] == {"kind": "tokens", "tokens": 8192}
+    assert data["evictions"].startswith("0 evictions: the budget was never exceeded")
+    assert data["model"]["name"] == "tiny"
+    assert len(data["model"]["sha256"]) == 64
+    assert data["versions"]["torch"] == torch.__version__
+    assert data["tool_set"]["limits"]["new_tokens"] == 40
+    assert [turn["sampled"] for turn in data["turns"]] == [40] * data["totals"]["steps"]
+    assert all(turn["fed"] > 0 and turn["cache_bytes"] > 0 for turn in data["turns"])
+    assert "no call:" in text
+    assert "tokens, " in text
+
+
+def test_the_same_run_evicts_under_a_small_budget(
+    tiny_model: Path, repo: Path, tmp_path: Path
+) -> None:
+    status, _ = run_repo(
+        tiny_model, repo, tmp_path / "out", "--budget", "1024", "--max-new-tokens", "200",
+        "--set", "example=[]", "--set", "system=Fix it.", "--set", "pin_user=false",
+    )  # fmt: skip
+    data = report(only_run(tmp_path / "out"))
+    assert status == 0
+    assert data["totals"]["evictions"] > 0
+    assert data["evictions"] == (
+        f"{data['totals']['evictions']} evictions of {data['totals']['evicted_tokens']} tokens"
+    )
+    assert all(turn["resident"] <= 1024 for turn in data["turns"])
+
+
+def test_the_patch_is_shown_kept_and_applied_when_asked(
+    tiny_model: Path, repo: Path, tmp_path: Path, scripted: list[list[str]]
+) -> None:
+    scripted.append([FIX, xml("submit")])
+    status, text = run_repo(tiny_model, repo, tmp_path / "one")
+    assert status == 0
+    assert "+    return x + x" in text
+    assert "ended: submitted" in text
+    assert (repo / "calc.py").read_text() == SOURCE
+    folder = only_run(tmp_path / "one")
+    assert "+    return x + x" in (folder / "patch.diff").read_text()
+    data = report(folder)
+    assert (data["exit"], data["state"]) == ("submitted", "finished")
+    assert data["patch"]["files"] == ["calc.py"]
+    assert len([line for line in read_trajectory(folder) if line["kind"] == "step"]) == 2
+
+    scripted.append([FIX, xml("submit")])
+    run_repo(tiny_model, repo, tmp_path / "two", "--apply")
+    assert (repo / "calc.py").read_text() == "def double(x):\n    return x + x\n"
+
+
+def test_json_is_all_that_is_printed(
+    tiny_model: Path, repo: Path, tmp_path: Path, scripted: list[list[str]]
+) -> None:
+    scripted.append([FIX, xml("submit")])
+    arguments = [
+        "run", "--repo", str(repo), "--issue", "double(2) is 5", "--model", str(tiny_model),
+        "--out", str(tmp_path / "out"), "--sandbox", "bubblewrap", "--json",
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, arguments)
+    assert json.loads(result.stdout) == report(only_run(tmp_path / "out"))
+
+
+def test_an_error_in_the_run_ends_with_1_and_is_reported(
+    tiny_model: Path, repo: Path, tmp_path: Path
+) -> None:
+    # Turn 0 is pinned, and does not fit.
+    status, _ = run_repo(tiny_model, repo, tmp_path / "out", "--budget", "64")
+    data = report(only_run(tmp_path / "out"))
+    assert status == 1
+    assert data["exit"] == "error"
+    assert "budget" in data["detail"]
+
+
+# Attempts
+
+
+class Graded:
+    """A task whose hidden test is that the patch holds a text; notes when it was asked."""
+
+    def __init__(self, task: Any, wanted: str, events: list[str]) -> None:
+        self._task, self._wanted, self._events = task, wanted, events
+        self.instance, self.tree, self.spec = task.instance, task.tree, task.spec
+
+    def grade(self, patch: bytes) -> Verdict:
+        self._events.append("graded")
+        found = self._wanted.encode() in patch
+        return Verdict(found, "resolved" if found else "unresolved", {"t": "passed"}, {})
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch, scripted: list[list[str]]) -> list[str]:
+    """What happened in which order: attempts and gradings."""
+    seen: list[str] = []
+    make, protocol = run_command.make_task, run_command.make_protocol
+
+    def graded(options: RunOptions) -> Graded:
+        return Graded(make(options), "+    return x + x\n", seen)
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        seen.append(f"attempt seed {named['sampling'].seed}")
+        return protocol(*arguments, **named)
+
+    monkeypatch.setattr(run_command, "make_task", graded)
+    monkeypatch.setattr(run_command, "make_protocol", noted)
+    return seen
+
+
+OTHER = xml("edit", path="calc.py", start="2", text="    return 2 * x")
+
+
+def test_attempts_are_all_made_before_any_is_graded(
+    tiny_model: Path, repo: Path, tmp_path: Path, scripted: list[list[str]], events: list[str]
+) -> None:
+    scripted.extend([[FIX, xml("submit")], [OTHER, xml("submit")], [xml("submit")]])
+    status, text = run_repo(tiny_model, repo, tmp_path / "out", "--attempts", "3", "--seed", "5")
+    assert status == 0
+    assert events == ["attempt seed 5", "attempt seed 6", "attempt seed 7", *["graded"] * 3]
+    folder = only_run(tmp_path / "out")
+    data = report(folder)
+    assert data["pass_at_k"] == {
+        "k": 3, "resolved": 1, "label": "pass@3: resolved by any of 3 attempts",
+    }  # fmt: skip
+    assert [entry["verdict"]["resolved"] for entry in data["attempts"]] == [True, False, False]
+    assert data["sampling"]["temperature"] > 0
+    assert "pass@3: resolved" in text
+    for number in (1, 2, 3):
+        kept = report(folder / f"attempt-{number}")
+        assert kept["verdict"] == data["attempts"][number - 1]["verdict"]
+        assert kept["seed"] == 4 + number
+        assert list(read_trajectory(folder / f"attempt-{number}"))[-1]["kind"] == "end"
+
+
+def test_until_resolved_stops_and_says_so(
+    tiny_model: Path, repo: Path, tmp_path: Path, scripted: list[list[str]], events: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    scripted.extend([[OTHER, xml("submit")], [FIX, xml("submit")], [FIX]])
+    options = parse_options(
+        {"repo": str(repo), "issue": "double(2) is 5", "model": str(tiny_model), "attempts": 3,
+         "sandbox": "bubblewrap"}
+    )  # fmt: skip
+    # The option is refused for --repo, whose tasks have no tests; here the task has one.
+    options = options.model_copy(update={"until_resolved": True})
+    from rich.console import Console
+
+    data, code = run_command.execute(options, out=tmp_path, console=Console(quiet=True), quiet=True)
+    assert code == 0
+    assert [event for event in events if event == "graded"] == ["graded"] * 2
+    assert data["pass_at_k"]["k"] == 2
+    assert "--until-resolved" in data["pass_at_k"]["label"]
+
+
+def test_an_interrupted_run_is_not_graded_and_ends_with_130(
+    tiny_model: Path, repo: Path, tmp_path: Path, scripted: list[list[str]], events: list[str]
+) -> None:
+    def interrupt() -> str:
+        raise KeyboardInterrupt
+
+    scripted.extend([[FIX, interrupt], [FIX]])  # type: ignore[list-item]
+    status, text = run_repo(tiny_model, repo, tmp_path / "out", "--attempts", "2")
+    assert status == 130
+    assert "graded" not in events
+    assert "+    return x + x" in text
+    folder = only_run(tmp_path / "out")
+    assert "+    return x + x" in (folder / "attempt-1" / "patch.diff").read_text()
+    assert report(folder)["attempts"][0]["exit"] == "interrupted"

@@ -1,0 +1,104 @@
+"""Tool sets: read from YAML, overridden by key, checked, and what the prompts are made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agent.dialects.xml_calls import XmlCalls
+from agent.prompts import offered_tools, system_prompt, tool_forms, user_prompt
+from agent.settings import AgentSettings, SettingsError, load_settings, tool_sets
+from agent.tools import TOOLS
+from tasks.instance import Instance
+from tasks.release_pair import read
+
+ISSUE = Instance("x-1", "Title\n{{ text }} with {% braces %}", test_command="pytest")
+
+
+def prompt(settings: AgentSettings) -> str:
+    dialect = XmlCalls(tool_forms(offered_tools(settings, ISSUE)))
+    return system_prompt(settings, ISSUE, dialect)
+
+
+@pytest.mark.parametrize("name", tool_sets())
+def test_every_tool_set_can_be_used(name: str) -> None:
+    settings = load_settings(name)
+    assert set(settings.tools) <= set(TOOLS)
+    text = prompt(settings)
+    dialect = XmlCalls(tool_forms(offered_tools(settings, ISSUE)))
+    for turn in settings.example:
+        assert turn.call.name in settings.tools
+        assert set(turn.call.arguments) <= set(settings.tools[turn.call.name].parameters)
+    # The example is written as calls have to be written.
+    parsed = dialect.parse(text[text.index("REPLY:") :])
+    assert parsed.call is not None
+    assert parsed.call.name == settings.example[0].call.name
+
+
+@pytest.mark.parametrize("name", tool_sets())
+def test_the_worked_example_is_of_none_of_the_packages(name: str) -> None:
+    text = prompt(load_settings(name)).lower()
+    for pair in read():
+        assert pair.package.lower() not in text.split()
+        assert pair.issue_title.lower() not in text
+        for path in pair.changed_files:
+            assert path not in text
+
+
+def test_the_compact_prompt_is_short() -> None:
+    assert len(prompt(load_settings("compact"))) < 4_500
+
+
+def test_an_issue_is_not_taken_for_a_template() -> None:
+    text = user_prompt(load_settings(), ISSUE, code="1|{{ x }}", workdir="/w")
+    assert "{{ text }} with {% braces %}" in text
+    assert "1|{{ x }}" in text
+
+
+def test_overrides_by_dotted_key() -> None:
+    settings = load_settings(
+        "compact", ["limits.steps=3", "messages.after_edit=Go on: now", "example=[]"]
+    )
+    assert settings.limits.steps == 3
+    assert settings.messages.after_edit == "Go on: now"
+    assert settings.example == ()
+    assert settings.limits.new_tokens == load_settings().limits.new_tokens
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("limits.stepz=3", "limits.stepz"),
+        ("limits.steps=none", "limits.steps"),
+        ("limits.steps=0", "greater than or equal to 1"),
+        ("limits.steps", "key.key=value"),
+        ("name.x=1", "holds no further keys"),
+        ("limits.steps=[1", "no valid YAML"),
+    ],
+)
+def test_overrides_that_do_not_fit_are_named(override: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_settings("compact", [override])
+
+
+def test_a_tool_set_of_ones_own(tmp_path: Path) -> None:
+    data = load_settings("compact").model_dump(mode="json")
+    data["name"], data["system"] = "mine", "You are {{ nobody }}."
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(data))
+    settings = load_settings(str(file))
+    assert settings.name == "mine"
+    with pytest.raises(SettingsError, match="nobody"):
+        prompt(settings)
+
+
+def test_unknown_and_unreadable_tool_sets(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="compact"):
+        load_settings("nothing")
+    with pytest.raises(SettingsError, match="cannot be read"):
+        load_settings(str(tmp_path / "none.yaml"))
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(SettingsError, match="must be a mapping"):
+        load_settings(str(tmp_path / "list.yaml"))
