@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
 
 from agent.dialects.base import Call, Dialect, ToolForm
+from agent.dialects.fenced import FencedCalls
+from agent.dialects.xml_calls import XmlCalls
 from agent.settings import AgentSettings, SettingsError, ToolSettings
 from tasks.instance import Instance
 
@@ -17,6 +20,10 @@ _ENVIRONMENT = jinja2.Environment(
     lstrip_blocks=True,
     keep_trailing_newline=False,
     autoescape=False,  # the output is a prompt, not a page
+)
+
+_DIALECTS: Mapping[str, type[FencedCalls] | type[XmlCalls]] = MappingProxyType(
+    {FencedCalls.name: FencedCalls, XmlCalls.name: XmlCalls}
 )
 
 
@@ -46,6 +53,17 @@ def tool_forms(tools: Mapping[str, ToolSettings]) -> list[ToolForm]:
         )
         for name, tool in tools.items()
     ]
+
+
+def make_dialect(
+    settings: AgentSettings, instance: Instance, *, opens_in_thought: bool = False
+) -> Dialect:
+    """The dialect of a tool set, told which tools there are. Raises SettingsError."""
+    if settings.dialect not in _DIALECTS:
+        known = ", ".join(_DIALECTS)
+        raise SettingsError(f"dialect: there is no {settings.dialect!r}; there are: {known}")
+    forms = tool_forms(offered_tools(settings, instance))
+    return _DIALECTS[settings.dialect](forms, opens_in_thought=opens_in_thought)
 
 
 def system_prompt(settings: AgentSettings, instance: Instance, dialect: Dialect) -> str:

@@ -14,14 +14,12 @@ from rich.console import Console
 from rich.text import Text
 
 from agent.chat import Chat
-from agent.dialects.base import Dialect
-from agent.dialects.xml_calls import XmlCalls
 from agent.display import TerminalWatcher, show_end, show_patch
 from agent.interrupts import interruptible
 from agent.loop import ExitReason, Loop, Outcome
 from agent.models import LoadedModel, load
 from agent.progress import TerminalProgress
-from agent.prompts import offered_tools, tool_forms
+from agent.prompts import make_dialect
 from agent.protocol import make_protocol
 from agent.report import (
     attempt_report,
@@ -110,18 +108,12 @@ def cache_config(options: RunOptions, seed: int) -> AnyConfig:
         return preset(options.method, **options.cache_data(seed))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise OptionError(f"method {options.method}: {where}: {first['msg']}") from error
+        path = [str(part) for part in first["loc"]]
+        if path[:1] == [options.method]:  # the union's tag
+            path = path[1:]
+        raise OptionError(f"method {options.method}: {'.'.join(path)}: {first['msg']}") from error
     except ValueError as error:
         raise OptionError(str(error)) from error
-
-
-def make_dialect(settings: AgentSettings, task: Task, chat: Chat) -> Dialect:
-    """The dialect of a tool set, told which tools there are. Raises OptionError."""
-    if settings.dialect != XmlCalls.name:
-        raise OptionError(f"unknown dialect {settings.dialect!r}; there is: {XmlCalls.name}")
-    forms = tool_forms(offered_tools(settings, task.instance))
-    return XmlCalls(forms, opens_in_thought=chat.opens_in_thought)
 
 
 def _made(run: Run) -> tuple[dict[str, Any], int]:
@@ -192,7 +184,7 @@ def _attempt(run: Run, loaded: LoadedModel, chat: Chat, number: int) -> Attempt:
                     sandbox,
                     chat,
                     protocol,
-                    make_dialect(settings, task, chat),
+                    make_dialect(settings, task.instance, opens_in_thought=chat.opens_in_thought),
                     settings,
                     trajectory,
                     budget=_budget(config),

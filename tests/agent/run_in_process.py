@@ -12,9 +12,8 @@ from pathlib import Path
 
 from scripted import ScriptedProtocol, byte_chat, xml
 
-from agent.dialects.xml_calls import XmlCalls
 from agent.loop import Loop
-from agent.prompts import offered_tools, tool_forms
+from agent.prompts import make_dialect
 from agent.settings import load_settings
 from agent.trajectory import Trajectory
 from environments import SandboxSpec, open_sandbox
@@ -22,7 +21,7 @@ from tasks.instance import Instance
 
 
 def main(kind: str, folder: Path) -> None:
-    settings = load_settings("compact", ["limits.total_tokens=100000"])
+    settings = load_settings("compact", ["limits.total_tokens=100000", "dialect=xml_calls"])
     instance = Instance("x", "f() is wrong")
     chat = byte_chat()
     marker = f"sleep 3600.{folder.name[-6:]}"
@@ -37,7 +36,7 @@ def main(kind: str, folder: Path) -> None:
     with Trajectory(folder / "run") as trajectory, open_sandbox(SandboxSpec(), kind) as sandbox:
         sandbox.put_tree(tree)
         sandbox.mark_base()
-        dialect = XmlCalls(tool_forms(offered_tools(settings, instance)))
+        dialect = make_dialect(settings, instance)
         loop = Loop(
             instance, sandbox, chat, ScriptedProtocol(chat, script), dialect, settings, trajectory
         )

@@ -190,7 +190,8 @@ def test_the_same_run_evicts_under_a_small_budget(
     assert data["evictions"] == (
         f"{data['totals']['evictions']} evictions of {data['totals']['evicted_tokens']} tokens"
     )
-    assert all(turn["resident"] <= 1024 for turn in data["turns"])
+    # While it writes, a cache may pass its budget by less than a block before it evicts.
+    assert all(turn["resident"] < 1024 + 32 for turn in data["turns"])
 
 
 def test_the_patch_is_shown_kept_and_applied_when_asked(

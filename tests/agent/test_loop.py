@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from scripted import ScriptedProtocol, byte_chat, xml
 
-from agent.dialects.xml_calls import XmlCalls
 from agent.loop import ExitReason, Loop, Outcome
-from agent.prompts import offered_tools, tool_forms
+from agent.prompts import make_dialect
 from agent.settings import AgentSettings, load_settings
 from agent.trajectory import PATCH, Trajectory, read_trajectory
 from environments import Sandbox, SandboxLost
@@ -54,7 +53,9 @@ class Rig:
     def __init__(self, sandbox: Sandbox, folder: Path) -> None:
         self.sandbox, self.folder = sandbox, folder
         self.chat = byte_chat()
-        self.settings = load_settings("compact", ["limits.total_tokens=100000"])
+        self.settings = load_settings(
+            "compact", ["limits.total_tokens=100000", "dialect=xml_calls"]
+        )
         self.clock: Callable[[], float] | None = None
         self.instance = ISSUE
 
@@ -71,7 +72,7 @@ class Rig:
                 self.sandbox,
                 self.chat,
                 self.model,
-                XmlCalls(tool_forms(offered_tools(self.settings, self.instance))),
+                make_dialect(self.settings, self.instance),
                 self.settings,
                 trajectory,
                 **({"clock": self.clock} if self.clock else {}),

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent.dialects.xml_calls import XmlCalls
-from agent.prompts import offered_tools, system_prompt, tool_forms, user_prompt
+from agent.prompts import make_dialect, system_prompt, user_prompt
 from agent.settings import AgentSettings, SettingsError, load_settings, tool_sets
 from agent.tools import TOOLS
 from tasks.instance import Instance
@@ -18,8 +17,7 @@ ISSUE = Instance("x-1", "Title\n{{ text }} with {% braces %}", test_command="pyt
 
 
 def prompt(settings: AgentSettings) -> str:
-    dialect = XmlCalls(tool_forms(offered_tools(settings, ISSUE)))
-    return system_prompt(settings, ISSUE, dialect)
+    return system_prompt(settings, ISSUE, make_dialect(settings, ISSUE))
 
 
 @pytest.mark.parametrize("name", tool_sets())
@@ -27,7 +25,7 @@ def test_every_tool_set_can_be_used(name: str) -> None:
     settings = load_settings(name)
     assert set(settings.tools) <= set(TOOLS)
     text = prompt(settings)
-    dialect = XmlCalls(tool_forms(offered_tools(settings, ISSUE)))
+    dialect = make_dialect(settings, ISSUE)
     for turn in settings.example:
         assert turn.call.name in settings.tools
         assert set(turn.call.arguments) <= set(settings.tools[turn.call.name].parameters)
@@ -92,6 +90,17 @@ def test_a_tool_set_of_ones_own(tmp_path: Path) -> None:
     assert settings.name == "mine"
     with pytest.raises(SettingsError, match="nobody"):
         prompt(settings)
+
+
+@pytest.mark.parametrize("dialect", ["fenced", "xml_calls"])
+def test_the_prompts_fit_every_dialect(dialect: str) -> None:
+    settings = load_settings("compact", [f"dialect={dialect}"])
+    text = prompt(settings)
+    parsed = make_dialect(settings, ISSUE).parse(text[text.index("REPLY:") :])
+    assert parsed.call is not None
+    assert dict(parsed.call.arguments) == settings.example[0].call.arguments
+    with pytest.raises(SettingsError, match="there are: fenced, xml_calls"):
+        prompt(load_settings("compact", ["dialect=morse"]))
 
 
 def test_unknown_and_unreadable_tool_sets(tmp_path: Path) -> None:
