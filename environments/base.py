@@ -7,13 +7,15 @@ the sandbox only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Literal, Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from environments.patchfile import is_test_file, sections
 
 
 class SandboxError(Exception):
@@ -57,6 +59,9 @@ class SandboxSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     image: str | None = Field(None, description="Docker image; None takes the project's own base")
+    pull: Literal["missing", "never"] = Field(
+        "missing", description="whether an image that is not there may be fetched"
+    )
     limits: Limits = Limits.model_validate({})
     env: dict[str, str] = Field(default_factory=dict, description="extra environment variables")
     mounts: dict[str, str] = Field(
@@ -65,7 +70,11 @@ class SandboxSpec(BaseModel):
     python_path: str | None = Field(
         None, description="folder inside that holds the project's `python`, put first on PATH"
     )
-    workdir: str = Field("/workspace", pattern="^/.+", description="the workspace's path inside")
+    workdir: str = Field(
+        "/workspace",
+        pattern="^/.+",
+        description="the workspace's path inside; unset, an image with /testbed has it there",
+    )
     start_timeout: float = Field(60.0, gt=0, description="seconds")
     ttl: float = Field(6 * 3600.0, gt=0, description="seconds after which a sandbox ends by itself")
 
@@ -103,9 +112,22 @@ class Patch:
     data: bytes
     files: tuple[str, ...] = field(default=())  # paths touched, relative to the workspace
     skipped: tuple[str, ...] = field(default=())  # files left out: unreadable or above 50 MB
+    submodules: tuple[str, ...] = field(default=())  # repositories inside it with changed files
+    problem: str = ""  # why `git apply` would not turn the base into the workspace by it
 
     def __bool__(self) -> bool:
         return bool(self.data)
+
+    def tests(self, test_paths: Sequence[str] = ()) -> tuple[str, ...]:
+        """Those of the files that are tests: see `environments.patchfile.is_test_file`."""
+        return tuple(path for path in self.files if is_test_file(path, test_paths))
+
+    def without(self, paths: Iterable[str]) -> Patch:
+        """The patch without its changes to these files; the rest is kept byte for byte."""
+        left_out = set(paths)
+        kept = [text for path, text in sections(self.data) if path not in left_out]
+        files = tuple(path for path in self.files if path not in left_out)
+        return replace(self, data=b"".join(kept), files=files)
 
 
 @runtime_checkable
@@ -145,7 +167,11 @@ class Sandbox(Protocol):
         ...
 
     def mark_base(self) -> None:
-        """Take the workspace as it is now as the state that `diff` compares with."""
+        """Take the workspace as it is now as the state that `diff` compares with.
+
+        Where the workspace is a repository, what lies after its HEAD (tags, remotes, other
+        branches, reflog, unreachable objects) is removed first: see `environments.history`.
+        """
         ...
 
     def diff(self) -> Patch:

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import io
 import json
+import secrets
 import select
 import socket
 import ssl
@@ -30,6 +31,7 @@ from environments.base import (
     StartTimeout,
 )
 from environments.gitdiff import BaseTree, commit_base, take_diff
+from environments.history import scrub_history
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HOME = "/home/agent"
@@ -377,6 +379,7 @@ class ResidentSandbox:
 
     def mark_base(self) -> None:
         """See `Sandbox.mark_base`. The base is kept on the host, out of the sandbox's reach."""
+        scrub_history(self, f"/var/tmp/nexus-{secrets.token_hex(8)}")
         base = commit_base(self)
         if self._base is not None:
             self._base.close()

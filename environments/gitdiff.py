@@ -55,7 +55,13 @@ def take_diff(sandbox: ResidentSandbox, base: BaseTree) -> Patch:
         sandbox.write_file(f"{folder}/base.pack", base.pack.read())
         found = _scan(sandbox, "diff", folder, base.commit)
         data = sandbox.read_file(found["patch"], max_bytes=LARGEST_PATCH)
-    return Patch(data, tuple(found["files"]), tuple(found["skipped"]))
+    return Patch(
+        data,
+        tuple(found["files"]),
+        tuple(found["skipped"]),
+        tuple(found["submodules"]),
+        found["problem"],
+    )
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Runs inside a sandbox: writes the workspace into a git folder of its own, or compares with it.
 
     treescan.py base WORKSPACE GITDIR          -> {"commit": id, "pack": path}
-    treescan.py diff WORKSPACE GITDIR COMMIT   -> {"patch": path, "files": [...], "skipped": [...]}
+    treescan.py diff WORKSPACE GITDIR COMMIT   -> {"patch": path, "files": [...], "skipped": [...],
+                                                   "submodules": [...], "problem": text}
 
 Sent as source, so standard library of Python >= 3.8 only. The workspace's own `.git`, configuration
 and attributes take no part: files are read as bytes and handed to `git fast-import`, and two trees
@@ -90,6 +91,7 @@ class Workspace:
         self.top = top
         self.files: dict[bytes, tuple[bytes, os.stat_result]] = {}
         self.hidden: list[bytes] = []
+        self.nested: list[bytes] = []  # folders that are repositories of their own
         self.closed: list[tuple[bytes, int]] = []  # folders and the modes they had
 
     def scan(self) -> None:
@@ -101,6 +103,8 @@ class Workspace:
             except OSError:
                 self.hidden.append(folder)
                 continue
+            if folder and b".git" in names:
+                self.nested.append(folder)
             for name in names:
                 path = os.path.join(folder, name)
                 try:
@@ -266,16 +270,40 @@ def diff(tree: Workspace, gitdir: str, commit: str) -> dict[str, object]:
             importer.put(path, mode, data)
     importer.finish()
     common = ["diff-tree", "-r", "--no-renames", commit, "refs/heads/now"]
-    names = git(gitdir, *common, "--name-only", "-z").split(b"\0")
+    names = [name for name in git(gitdir, *common, "--name-only", "-z").split(b"\0") if name]
     patch = os.path.join(gitdir, "patch")
     options = ["-p", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv"]
     options += ["--src-prefix=a/", "--dst-prefix=b/", "--unified=3", "--diff-algorithm=myers"]
     git(gitdir, *common, *options, "--output=" + patch)
+    edited = [
+        folder for folder in tree.nested if any(name.startswith(folder + b"/") for name in names)
+    ]
     return {
         "patch": patch,
-        "files": [os.fsdecode(name) for name in names if name],
+        "files": [os.fsdecode(name) for name in names],
         "skipped": [os.fsdecode(name) for name in skipped],
+        "submodules": [os.fsdecode(name) for name in sorted(edited)],
+        "problem": problem_of(gitdir, commit, patch) if names else "",
     }
+
+
+def problem_of(gitdir: str, commit: str, patch: str) -> str:
+    """Why `git apply` does not make the new tree out of the base by the patch; "" when it does."""
+    index = {"GIT_INDEX_FILE": os.path.join(gitdir, "check-index")}
+    git(gitdir, "read-tree", commit, env=index)
+    process = subprocess.run(
+        command("apply", "--cached", "--whitespace=nowarn", patch),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd="/",
+        env=dict(ISOLATED, GIT_DIR=gitdir, **index),
+    )
+    if process.returncode:
+        return process.stdout.decode("utf-8", "replace").strip()[-1000:]
+    made = git(gitdir, "write-tree", env=index).strip()
+    wanted = git(gitdir, "rev-parse", "refs/heads/now^{tree}").strip()
+    return "" if made == wanted else "the patch applies but gives another tree"
 
 
 def main() -> None:

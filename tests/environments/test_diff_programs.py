@@ -66,7 +66,7 @@ def plant(folder: Path, name: str, marker: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_program_named_by_the_repository(shared_sandbox, tmp_path, name):
+def test_program_named_by_the_repository(one_sandbox, tmp_path, name):
     marker = tmp_path / "marker" / "ran"
     marker.parent.mkdir()
     tree = tmp_path / "tree"
@@ -88,7 +88,7 @@ def test_program_named_by_the_repository(shared_sandbox, tmp_path, name):
     assert marker.exists()
     marker.unlink()
 
-    box = shared_sandbox
+    box = one_sandbox
     box.put_tree(tree)
     box.mark_base()
     box.write_file("file.txt", CHANGED)
@@ -110,10 +110,10 @@ ATTRIBUTES = {
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
-def test_attributes_change_no_byte(shared_sandbox, name):
-    shared_sandbox.write_file("f", b"$Id$\r\nold\r\n")
-    shared_sandbox.mark_base()
-    shared_sandbox.write_file(".gitattributes", ATTRIBUTES[name])
-    shared_sandbox.write_file("f", b"$Id$\r\nnew \r\n")
-    patch = shared_sandbox.diff()
+def test_attributes_change_no_byte(one_sandbox, name):
+    one_sandbox.write_file("f", b"$Id$\r\nold\r\n")
+    one_sandbox.mark_base()
+    one_sandbox.write_file(".gitattributes", ATTRIBUTES[name])
+    one_sandbox.write_file("f", b"$Id$\r\nnew \r\n")
+    patch = one_sandbox.diff()
     assert b" $Id$\r\n-old\r\n+new \r\n" in patch.data
