@@ -21,17 +21,11 @@ from typing import IO
 
 from environments.base import ExecResult, Limits, SandboxError, SandboxLost, SandboxSpec
 from environments.cgroups import ControlGroup, make_group, reap_groups
-from environments.client import (
-    HOME,
-    ResidentSandbox,
-    Transport,
-    check_spec,
-    resident_argv,
-    sandbox_env,
-)
+from environments.client import ResidentSandbox, Transport, resident_argv
 from environments.images import Progress, quiet
 from environments.owner import is_orphaned, owner_mark
 from environments.paths import cache_dir
+from environments.workspace import HOME, check_spec, sandbox_env
 
 BIN = "/opt/bin"  # inside: the names `python` and `python3`
 PATH = f"{BIN}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"

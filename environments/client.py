@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
 import json
-import secrets
 import select
 import socket
 import ssl
-import tarfile
-import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from environments.base import (
-    ExecResult,
     Patch,
     SandboxError,
     SandboxFileError,
@@ -31,43 +24,39 @@ from environments.base import (
     StartTimeout,
 )
 from environments.gitdiff import BaseTree, commit_base, take_diff
-from environments.history import scrub_history
+from environments.workspace import TRANSFER_RATE, WorkspaceSandbox
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-HOME = "/home/agent"
 ANSWER_GRACE = 20.0  # seconds on top of a command's own limit before the sandbox counts as lost
-TRANSFER_RATE = 2_000_000  # bytes per second that any transport is expected to manage
 CHUNK = 1 << 20
 
-# Nothing may wait for a person, and output is read by a program.
-QUIET_ENV = {
-    "LANG": "C.UTF-8",
-    "TERM": "dumb",
-    "PAGER": "cat",
-    "GIT_PAGER": "cat",
-    "MANPAGER": "cat",
-    "EDITOR": "true",
-    "VISUAL": "true",
-    "GIT_EDITOR": "true",
-    "GIT_TERMINAL_PROMPT": "0",
-    "DEBIAN_FRONTEND": "noninteractive",
-    "HOME": HOME,
-}
-
-
 # Reads the program from stdin: as an argument it would fill every listing of processes.
-BOOTSTRAP = """import os,sys
-source=b""
-while len(source)<int(sys.argv[1]):
-    part=os.read(0,int(sys.argv[1])-len(source))
-    part or os._exit(0)
-    source+=part
-exec(compile(source,"resident","exec"))"""
+BOOTSTRAP = """import os,sys,types
+def take(size):
+    data=b""
+    while len(data)<size:
+        part=os.read(0,size-len(data))
+        part or os._exit(0)
+        data+=part
+    return data
+for item in sys.argv[1].split(","):
+    name,size=item.split(":")
+    module=types.ModuleType(name)
+    sys.modules[name]=module
+    exec(compile(take(int(size)),name,"exec"),module.__dict__)
+module.main()"""
+PROGRAM = ("environments", "environments.resident_parts", "environments.resident")
+
+
+def _program() -> list[tuple[str, bytes]]:
+    """Modules of the resident program in the order of their import; the package itself is empty."""
+    folder = resources.files("environments")
+    sources = [folder.joinpath(name.partition(".")[2] + ".py") for name in PROGRAM[1:]]
+    return [(PROGRAM[0], b""), *zip(PROGRAM[1:], (s.read_bytes() for s in sources), strict=True)]
 
 
 def resident_source() -> bytes:
     """The resident program, to be sent as the first bytes."""
-    return resources.files("environments").joinpath("resident.py").read_bytes()
+    return b"".join(source for _, source in _program())
 
 
 def resident_argv(
@@ -78,23 +67,8 @@ def resident_argv(
 ) -> list[str]:
     """Command line that reads the resident program from stdin and starts it."""
     settings = {"ttl": spec.ttl, "rlimits": dict(rlimits or {}), "cpus": cpus}
-    return [python, "-ISc", BOOTSTRAP, str(len(resident_source())), json.dumps(settings)]
-
-
-def check_spec(spec: SandboxSpec) -> None:
-    """Raises SandboxError for a mount that cannot be made."""
-    for host, inside in spec.mounts.items():
-        if not Path(host).is_absolute() or not Path(host).exists():
-            raise SandboxError(f"cannot mount {host}: it must be an existing absolute path")
-        if not inside.startswith("/") or inside == "/":
-            raise SandboxError(f"cannot mount {host} at {inside!r}: not an absolute path below /")
-
-
-def sandbox_env(spec: SandboxSpec, path: str = PATH) -> dict[str, str]:
-    """Environment of the resident program and so of every command."""
-    if spec.python_path:
-        path = f"{spec.python_path}:{path}"
-    return {**QUIET_ENV, "PATH": path, **spec.env}
+    sizes = ",".join(f"{name}:{len(source)}" for name, source in _program())
+    return [python, "-ISc", BOOTSTRAP, sizes, json.dumps(settings)]
 
 
 class Transport(ABC):
@@ -155,14 +129,13 @@ class Transport(ABC):
         """End the sandbox and remove all traces; harmless when repeated, never raises."""
 
 
-class ResidentSandbox:
+class ResidentSandbox(WorkspaceSandbox):
     """A sandbox that is served by the resident program. Used from one thread at a time."""
 
     kind = "resident"
 
     def __init__(self, transport: Transport, spec: SandboxSpec, workdir: str) -> None:
-        self.workdir = workdir
-        self.spec = spec
+        super().__init__(spec, workdir)
         self.python_version: tuple[int, int] = (0, 0)  # of the resident program's interpreter
         self.python = "python3"  # its path inside
         self._transport = transport
@@ -171,7 +144,6 @@ class ResidentSandbox:
         self._closed = False
         self._lost: SandboxError | None = None
         self._number = 0  # of the last request
-        self._base: BaseTree | None = None
 
     def _greet(self, deadline: float) -> None:
         """Wait for the resident program. Closes the sandbox when it does not come."""
@@ -282,20 +254,6 @@ class ResidentSandbox:
 
     # commands
 
-    def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        timeout: float = 60.0,
-        output_cap: int = 100_000,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-    ) -> ExecResult:
-        """See `Sandbox.run`. A command that cannot be started gives 127 (not found) or 126."""
-        head, body = self._run(command, timeout, output_cap, cwd, env, stdin)
-        return _result(head, body)
-
     def _run(
         self,
         command: str | Sequence[str],
@@ -329,9 +287,6 @@ class ResidentSandbox:
 
     # files
 
-    def _path(self, path: str) -> str:
-        return str(PurePosixPath(self.workdir) / path)
-
     def _file_call(
         self, action: str, path: str, request: dict[str, Any], payload: bytes | None, size: int
     ) -> bytes:
@@ -352,44 +307,13 @@ class ResidentSandbox:
         """See `Sandbox.write_file`. An existing file keeps its mode; a full disk its content."""
         self._file_call("write", path, {"op": "write", "executable": executable}, data, 0)
 
-    def put_tree(self, source: Path, dest: str | None = None) -> None:
-        """See `Sandbox.put_tree`. Symbolic links are copied as links, special files left out.
-
-        Raises SandboxFileError when the folder is missing or the copy fails.
-        """
-        if not source.is_dir():
-            raise SandboxFileError(f"cannot copy {source}: it is not a folder")
-        target = self._path(dest or "")
-        with tempfile.TemporaryFile() as spool:
-            _pack(source, spool)
-            size = spool.tell()
-            script = 'mkdir -p -- "$1" && exec tar -xf - -C "$1" --no-same-owner'
-            head, body = self._run(
-                ["sh", "-c", script, "sh", target],
-                120.0 + size / TRANSFER_RATE,
-                8000,
-                "/",
-                None,
-                spool,
-            )
-        if head["code"]:
-            raise SandboxFileError(f"cannot copy {source} to {target}: {_result(head, body).text}")
-
     # what changed
 
-    def mark_base(self) -> None:
-        """See `Sandbox.mark_base`. The base is kept on the host, out of the sandbox's reach."""
-        scrub_history(self, f"/var/tmp/nexus-{secrets.token_hex(8)}")
-        base = commit_base(self)
-        if self._base is not None:
-            self._base.close()
-        self._base = base
+    def _commit_base(self) -> BaseTree:
+        return commit_base(self)
 
-    def diff(self) -> Patch:
-        """See `Sandbox.diff`. Raises SandboxError when no base was marked."""
-        if self._base is None:
-            raise SandboxError("no base to compare with: call mark_base() first")
-        return take_diff(self, self._base)
+    def _take_diff(self, base: BaseTree) -> Patch:
+        return take_diff(self, base)
 
     # end
 
@@ -397,65 +321,4 @@ class ResidentSandbox:
         """See `Sandbox.close`."""
         self._closed = True
         self._transport.close()
-        if self._base is not None:
-            self._base.close()
-            self._base = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def _result(head: Mapping[str, Any], body: bytes) -> ExecResult:
-    first, last = body[: head["head"]], body[head["head"] :]
-    omitted = head["total"] - len(body)
-    if omitted:
-        first, last = _whole_characters(first, last)
-        omitted = head["total"] - len(first) - len(last)
-    return ExecResult(
-        exit_code=head["code"],
-        head=first,
-        tail=last,
-        omitted=omitted,
-        timed_out=head["timed_out"],
-        out_of_memory=head["oom"],
-        pids_exhausted=head["pids"],
-        duration=head["seconds"],
-    )
-
-
-def _whole_characters(first: bytes, last: bytes) -> tuple[bytes, bytes]:
-    """Cut a UTF-8 character that the gap divides from both sides; other bytes stay."""
-    for back in range(1, min(4, len(first)) + 1):
-        lead = first[-back]
-        if lead & 0xC0 == 0x80:
-            continue
-        length = 4 if lead >= 0xF0 else 3 if lead >= 0xE0 else 2 if lead >= 0xC0 else 1
-        if length > back:
-            first = first[:-back]
-        break
-    start = 0
-    while start < min(3, len(last)) and last[start] & 0xC0 == 0x80:
-        start += 1
-    return first, last[start:]
-
-
-def _pack(source: Path, sink: IO[bytes]) -> None:
-    """Write a folder's content as a tar, without owners; what vanishes meanwhile is left out."""
-
-    def cleaned(item: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        item.uid = item.gid = 0
-        item.uname = item.gname = ""
-        return item if item.isreg() or item.isdir() or item.issym() or item.islnk() else None
-
-    with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for child in sorted(source.iterdir()):
-            with contextlib.suppress(FileNotFoundError):
-                archive.add(child, arcname=child.name, filter=cleaned)
+        self._drop_base()

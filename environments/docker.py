@@ -20,18 +20,11 @@ from environments.base import (
     SandboxSpec,
     StartTimeout,
 )
-from environments.client import (
-    HOME,
-    PATH,
-    ResidentSandbox,
-    Transport,
-    check_spec,
-    resident_argv,
-    sandbox_env,
-)
+from environments.client import ResidentSandbox, Transport, resident_argv
 from environments.engine import ENGINE_ERRORS, connect, translated
 from environments.images import BaseImage, Progress, base_image, named_image, quiet
 from environments.owner import is_orphaned, owner_mark
+from environments.workspace import HOME, PATH, check_spec, sandbox_env
 
 LABEL = "nexus.sandbox"
 OWNER = "nexus.owner"

@@ -55,6 +55,11 @@ def take_diff(sandbox: ResidentSandbox, base: BaseTree) -> Patch:
         sandbox.write_file(f"{folder}/base.pack", base.pack.read())
         found = _scan(sandbox, "diff", folder, base.commit)
         data = sandbox.read_file(found["patch"], max_bytes=LARGEST_PATCH)
+    return as_patch(data, found)
+
+
+def as_patch(data: bytes, found: dict[str, Any]) -> Patch:
+    """The bytes of a patch and what `treescan.py` says of it."""
     return Patch(
         data,
         tuple(found["files"]),
@@ -62,6 +67,11 @@ def take_diff(sandbox: ResidentSandbox, base: BaseTree) -> Patch:
         tuple(found["submodules"]),
         found["problem"],
     )
+
+
+def treescan_source() -> str:
+    """The program that writes trees and compares them."""
+    return resources.files("environments").joinpath("treescan.py").read_text("utf-8")
 
 
 @contextmanager
@@ -75,9 +85,8 @@ def _git_folder(sandbox: ResidentSandbox) -> Iterator[str]:
 
 
 def _scan(sandbox: ResidentSandbox, what: str, folder: str, *more: str) -> dict[str, Any]:
-    source = resources.files("environments").joinpath("treescan.py").read_text("utf-8")
     head, body = sandbox._run(
-        [sandbox.python, "-ISc", source, what, sandbox.workdir, folder, *more],
+        [sandbox.python, "-ISc", treescan_source(), what, sandbox.workdir, folder, *more],
         SCAN_SECONDS,
         50_000_000,
         "/",
