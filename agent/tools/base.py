@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from agent.tools.workspace import Workspace
+
+_RANGE = re.compile(r"(\d+)\s*[-:]\s*(\d+)")
 
 
 class ToolError(Exception):
@@ -41,6 +44,14 @@ def line_number(arguments: Mapping[str, str], name: str) -> int | None:
     if not text.isascii() or not text.isdigit() or int(text[:9]) < 1:
         raise ToolError(f"{name} must be a line number, 1 or more; got {text[:40]!r}.")
     return int(text[:9])
+
+
+def with_range(arguments: Mapping[str, str]) -> Mapping[str, str]:
+    """Arguments in which a `start` written as a range ("12-14") is split into `start` and `end`."""
+    match = _RANGE.fullmatch(arguments.get("start", "").strip())
+    if match is None or arguments.get("end", "").strip():
+        return arguments
+    return {**arguments, "start": match[1], "end": match[2]}
 
 
 def required(arguments: Mapping[str, str], name: str) -> str:

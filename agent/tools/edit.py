@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.tools.base import Observation, ToolError, line_number, required
+from agent.tools.base import Observation, ToolError, line_number, required, with_range
 from agent.tools.editing import (
     first_that_parses,
     open_source,
@@ -27,9 +27,11 @@ def edit(workspace: Workspace, arguments: Mapping[str, str]) -> Observation:
     """
     path = workspace.path(required(arguments, "path"))
     new = written_lines(arguments.get("text", ""))
+    arguments = with_range(arguments)
     start = line_number(arguments, "start")
     if start is None:
         return _create(workspace, path, new)
+    path = workspace.existing(path)
     before = open_source(workspace, path)
     end = start if not arguments.get("end", "").strip() else _end(arguments, start)
     if start > len(before) + 1 or end > len(before):

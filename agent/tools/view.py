@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.tools.base import Observation, ToolError, line_number, required
+from agent.tools.base import Observation, ToolError, line_number, required, with_range
 from agent.tools.definitions import definitions
 from agent.tools.editing import open_source
 from agent.tools.text import SourceText, clip
@@ -15,7 +15,8 @@ _FIRST_LINES = 40  # shown of a long file that has no outline
 
 def view(workspace: Workspace, arguments: Mapping[str, str]) -> Observation:
     """Lines `start`..`end` of `path`; without them a short file whole, a long one as an outline."""
-    path = workspace.path(required(arguments, "path"))
+    path = workspace.existing(required(arguments, "path"))
+    arguments = with_range(arguments)
     start, end = line_number(arguments, "start"), line_number(arguments, "end")
     if workspace.run(["test", "-d", path]).exit_code == 0:
         return _folder(workspace, path)

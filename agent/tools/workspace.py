@@ -36,6 +36,16 @@ class Workspace:
             return "."
         return path.removeprefix(root + "/")
 
+    def existing(self, text: str) -> str:
+        """A path as the model wrote it; where there is no such file, the only one of its name."""
+        path = self.path(text)
+        name = posixpath.basename(path)
+        if self.run(["test", "-e", path]).exit_code == 0 or not name:
+            return path
+        command = ["find", ".", "-name", name, "-type", "f", "-not", "-path", "*/.*"]
+        found = self.run(command).text.splitlines()
+        return self.path(found[0]) if len(found) == 1 else path
+
     def read(self, path: str) -> SourceText:
         """A text file. Raises SandboxFileError (missing, a folder), ValueError (not a text)."""
         return SourceText.decode(self.sandbox.read_file(path, max_bytes=_READ_LIMIT))

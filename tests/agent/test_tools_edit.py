@@ -186,3 +186,17 @@ def test_200_kilobytes_are_written(workspace: Workspace) -> None:
     shown = call(edit, workspace, path="big.py", start="1", end="2300", text=text.replace("x", "y"))
     assert content(workspace, "big.py").decode() == text.replace("x", "y") + "\n"
     assert len(shown.text) < 6_000
+
+
+def test_a_wrong_folder_is_mended_where_the_file_name_is_the_only_one(stack: Workspace) -> None:
+    shown = call(edit, stack, path="src/stack.py", start="11", text="return self.items[-1]")
+    assert content(stack) == MODULE.replace(b"items[0]", b"items[-1]")
+    assert shown.text.startswith("pkg/stack.py now reads:")
+    stack.sandbox.write_file("other/stack.py", b"x = 1\n")
+    with pytest.raises(ToolError, match=r"src/stack\.py"):
+        call(edit, stack, path="src/stack.py", start="11", text="return 1")
+
+
+def test_a_range_in_one_word(stack: Workspace) -> None:
+    call(edit, stack, path="pkg/stack.py", start="6-7", text="self.items.append(item)")
+    assert b"if item" not in content(stack)

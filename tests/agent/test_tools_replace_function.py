@@ -178,3 +178,33 @@ def test_crlf_tabs_and_a_missing_final_newline(box: Workspace) -> None:
         b'class A:\r\n\tdef f(self):\r\n\t\t"""Doc."""\r\n'
         b"\t\tif self:\r\n\t\t\treturn 2\r\n\t\treturn 3"
     )
+
+
+def test_a_class_takes_the_methods_that_are_given(box: Workspace) -> None:
+    text = (
+        "class Box(object):\n    size = 5\n\n"
+        "    def width():\n        return 9\n\n"
+        "    async def load(self, path):\n        async with open_(path) as file:\n"
+        "            return await file.read()\n\n"
+        "    def depth(self):\n        return 3\n"
+    )
+    call(replace_function, box, path="pkg/box.py", name="Box", text=text)
+    assert content(box) == MODULE.replace(b"        return 1\n", b"        return 9\n").replace(
+        b"            return False\n",
+        b"            return False\n\n    def depth(self):\n        return 3\n",
+    )
+
+
+def test_a_class_whose_methods_are_all_the_same_is_no_change(box: Workspace) -> None:
+    with pytest.raises(ToolError, match="Nothing was changed"):
+        call(
+            replace_function, box, name="Box", text="class Box:\n    def width():\n        return 1"
+        )
+    with pytest.raises(ToolError, match="is a class"):
+        call(replace_function, box, name="Box", text="class Box:\n    size = 2")
+
+
+def test_a_path_that_is_not_there_counts_for_nothing(box: Workspace) -> None:
+    text = "def plain(x):\n    return -x"
+    call(replace_function, box, path="other/box.py", name="plain", text=text)
+    assert b"return -x" in content(box)
