@@ -21,8 +21,9 @@ from agent.protocol import Reply, ReplyProtocol
 from agent.session import TurnStats
 from agent.settings import AgentSettings
 from agent.token_log import TokenLog
-from agent.tools import TOOLS, Observation, ToolError, Workspace
+from agent.tools import EDITING, TOOLS, Observation, ToolError, Workspace
 from agent.tools.context import issue_code
+from agent.tools.run import test_result
 from agent.tools.text import clip
 from agent.trajectory import Trajectory
 from environments.base import Patch, Sandbox, SandboxError, SandboxFileError
@@ -152,7 +153,6 @@ class Loop:
             command_timeout=self.limits.command_timeout,
             observation_chars=self.limits.observation_chars,
             view_lines=self.limits.view_lines,
-            function_lines=self.limits.function_lines,
             deadline=self._deadline,
             clock=self.clock,
         )
@@ -195,7 +195,8 @@ class Loop:
         while True:
             code = ""
             if chars:
-                code = issue_code(self._workspace, self.instance.problem, max_chars=chars)
+                found = issue_code(self._workspace, self.instance.problem, max_chars=chars)
+                code, self._workspace.shown = found.text, found.shown
             user = user_prompt(
                 self.settings, self.instance, code=_plain(code), workdir=self.sandbox.workdir
             )
@@ -307,13 +308,26 @@ class Loop:
             raise Exit(ExitReason.STUCK, f"{self._seen[key]} times the same {call.name} and result")
         if self._seen[key] > 1:
             notes.append(self._message(messages.repeated, call=call.name))
-        elif observation.changed and call.name in ("edit", "replace_function"):
-            notes.append(self._message(messages.after_edit))
+        elif observation.changed and call.name in EDITING:
+            notes += [self._test_note(), self._message(messages.after_edit)]
         elif call.name in ("run", "test"):
             notes.append(self._message(messages.after_test))
         notes.append(self._message(messages.steps_left, left=self.limits.steps - self.steps))
         text = "\n".join([observation.text, *(note for note in notes if note)])
         return Observation(text, changed=observation.changed, final=observation.final)
+
+    def _test_note(self) -> str:
+        """What the project's own tests say to a change."""
+        seconds = self.limits.test_time
+        if not seconds or not self._workspace.test_command:
+            return ""
+        result = test_result(self._workspace, seconds)
+        if result is None:
+            return ""
+        passed, output = result
+        messages = self.settings.messages
+        template = messages.tests_pass if passed else messages.tests_fail
+        return self._message(template, output=output)
 
     def _message(self, template: str, **values: Any) -> str:
         given = {"patch": bool(self._patch), "tools": list(self._tools), **values}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -22,9 +21,7 @@ _ENVIRONMENT = jinja2.Environment(
     autoescape=False,  # the output is a prompt, not a page
 )
 
-_DIALECTS: Mapping[str, type[FencedCalls] | type[XmlCalls]] = MappingProxyType(
-    {FencedCalls.name: FencedCalls, XmlCalls.name: XmlCalls}
-)
+_DIALECTS = (FencedCalls.name, XmlCalls.name)
 
 
 def render(template: str, **values: Any) -> str:
@@ -62,8 +59,12 @@ def make_dialect(
     if settings.dialect not in _DIALECTS:
         known = ", ".join(_DIALECTS)
         raise SettingsError(f"dialect: there is no {settings.dialect!r}; there are: {known}")
-    forms = tool_forms(offered_tools(settings, instance))
-    return _DIALECTS[settings.dialect](forms, opens_in_thought=opens_in_thought)
+    tools = offered_tools(settings, instance)
+    forms = tool_forms(tools)
+    if settings.dialect == FencedCalls.name:
+        tags = {name: tool.tags for name, tool in tools.items()}
+        return FencedCalls(forms, tags=tags, opens_in_thought=opens_in_thought)
+    return XmlCalls(forms, opens_in_thought=opens_in_thought)
 
 
 def system_prompt(settings: AgentSettings, instance: Instance, dialect: Dialect) -> str:

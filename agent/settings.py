@@ -35,6 +35,7 @@ class ToolSettings(_Strict):
 
     description: str
     parameters: dict[str, ParameterSettings] = Field(default_factory=dict)
+    tags: tuple[str, ...] = Field((), description="further names in the fenced dialect")
 
 
 class ExampleCall(_Strict):
@@ -62,7 +63,9 @@ class Limits(_Strict):
     command_timeout: float = Field(60.0, gt=0, description="seconds of one command")
     observation_chars: int = Field(3_000, ge=200, description="characters of one observation")
     view_lines: int = Field(80, ge=5, description="lines shown at once")
-    function_lines: int = Field(60, ge=1, description="longest function replaced whole")
+    test_time: float = Field(
+        60.0, ge=0, description="seconds for the project's tests after an edit; 0 runs none"
+    )
     repeats: int = Field(3, ge=2, description="equal calls with equal results that end as stuck")
     format_errors: int = Field(4, ge=1, description="malformed replies in a row that end the run")
 
@@ -83,6 +86,8 @@ class Messages(_Strict):
     cut_off: str = "Your reply was cut off at {{ limit }} tokens. {{ message }}"
     repeated: str = "You made this very call before, with the same result."
     after_edit: str = ""
+    tests_pass: str = "The tests of the project pass."
+    tests_fail: str = "Tests of the project fail:\n{{ output }}"
     after_test: str = ""
     nothing_changed: str = "No file was changed so far, so there is nothing to submit."
     steps_left: str = ""

@@ -4,14 +4,18 @@
     new lines
     ```
 
+A tool may have tags of its own besides its name: where `python` is one of `define`, the code block
+that a small model writes anyway is the call.
+
 The words after the name are the arguments, in the order of the tool's form (required ones first)
 or as `key=value`; the lines of the block are the argument named `text` or `command`, as they are.
 A model that has seen Markdown closes such a block reliably, where it forgets tags.
 
 How a turn is read:
 
-- The first block whose first word is a tool's name is the call; other blocks (```` ```python ````)
-  are part of the thought. What follows the call is kept as `ignored` and never run.
+- The first block whose first word is a tool's name or tag is the call; other blocks are part of the
+  thought. What follows the call is kept as `ignored` and never run.
+- A tool without arguments may also be named alone, as a block of one line or as the whole reply.
 - The block ends at a line that is a fence of at least as many backticks and nothing else, so that a
   longer fence holds text with shorter ones.
 - Nothing between `<think>` and `</think>` is a call, nor anything after a `<think>` left open.
@@ -22,7 +26,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.dialects.base import Call, FormatError, FormatErrorKind, ParsedTurn, ToolForm
@@ -30,6 +34,7 @@ from agent.dialects.base import Call, FormatError, FormatErrorKind, ParsedTurn, 
 BODIES = ("text", "command")  # parameters that are written as the block's lines
 
 _FENCE = re.compile(r"^[ ]{0,3}(?P<ticks>`{3,})[ \t]*(?P<info>[^`\n]*)$", re.MULTILINE)
+_BARE = re.compile(r"(?:.*\n)?\s*(?P<call>`{0,3}(?P<name>[A-Za-z_]\w*)`{0,3})[.!]?\s*", re.DOTALL)
 _KEYED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -44,7 +49,8 @@ class _Block:
 
 
 class FencedCalls:
-    """The dialect. `forms` are the tools a call may name.
+    """The dialect. `forms` are the tools a call may name; `tags` further first words for a tool,
+    of which the first is the one that calls are written with.
 
     `opens_in_thought`: the generation prompt already ends with `<think>`, so a turn starts inside
     a thought.
@@ -52,8 +58,22 @@ class FencedCalls:
 
     name = "fenced"
 
-    def __init__(self, forms: Sequence[ToolForm], *, opens_in_thought: bool = False) -> None:
+    def __init__(
+        self,
+        forms: Sequence[ToolForm],
+        *,
+        tags: Mapping[str, Sequence[str]] | None = None,
+        opens_in_thought: bool = False,
+    ) -> None:
         self._forms = {form.name: form for form in forms}
+        self._tag = {form.name: form.name for form in forms}
+        self._by_tag = dict(self._forms)
+        for tool, words in (tags or {}).items():
+            for word in words:
+                if self._by_tag.setdefault(word, self._forms[tool]) is not self._forms[tool]:
+                    raise ValueError(f"two tools share the tag {word!r}")
+            if words:
+                self._tag[tool] = words[0]
         if len(self._forms) != len(forms):
             raise ValueError(f"two tools share a name: {[form.name for form in forms]}")
         for form in forms:
@@ -83,12 +103,13 @@ class FencedCalls:
             return ParsedTurn(text.strip(), error=self._no_call(text))
         thought = text[: block.start].strip()
         if block.end is None:
-            name = block.info.split()[0]
+            name = _first_word(block.info)
             problem = (
                 f"The block of {name} is not closed, so nothing was run. "
                 "If the reply was too long, do the work in smaller steps."
             )
-            return ParsedTurn(thought, error=self._error(FormatErrorKind.UNCLOSED, problem, name))
+            tool = self._by_tag[name].name
+            return ParsedTurn(thought, error=self._error(FormatErrorKind.UNCLOSED, problem, tool))
         ignored = text[block.end :].strip()
         call = self._call(block, text[block.start : block.end])
         if isinstance(call, FormatError):
@@ -99,7 +120,7 @@ class FencedCalls:
         form = self._forms.get(call.name)
         if form is None:
             raise ValueError(f"{call.name!r} is none of the tools: {', '.join(self._forms)}")
-        words, given = [call.name], dict(call.arguments)
+        words, given = [self._tag[call.name]], dict(call.arguments)
         body = next((given.pop(name) for name in BODIES if name in given), None)
         gap = False
         for key in self._words(form):
@@ -132,9 +153,9 @@ class FencedCalls:
         while True:
             opening = _FENCE.search(text, position)
             if opening is None or opening.start() >= limit:
-                return None
+                return self._bare_name(text, position, limit)
             block = _read_block(text, opening)
-            if block.info.split()[:1] and block.info.split()[0] in self._forms:
+            if _first_word(block.info) in self._by_tag:
                 return block
             if block.end is None:
                 # A bare fence that opens nothing: the call may stand behind it.
@@ -142,13 +163,22 @@ class FencedCalls:
             else:
                 position = block.end
 
+    def _bare_name(self, text: str, position: int, limit: int) -> _Block | None:
+        """A tool without parameters named in one line of its own, if that is all that is left."""
+        match = _BARE.fullmatch(text[position:limit])
+        if match is None or match["name"] not in self._by_tag:
+            return None
+        if self._by_tag[match["name"]].required:
+            return None
+        return _Block(position + match.start("call"), limit, match["name"], "")
+
     def _call(self, block: _Block, raw: str) -> Call | FormatError:
         kind = FormatErrorKind
         try:
             words = shlex.split(block.info)
         except ValueError:  # a quote that is not closed
             words = block.info.split()
-        form = self._forms[block.info.split()[0]]
+        form = self._by_tag[_first_word(block.info)]
         keys = self._words(form)
         arguments: dict[str, str] = {}
         free = list(keys)
@@ -193,10 +223,10 @@ class FencedCalls:
         if thinking or (self._opens_in_thought and "</think>" not in text):
             problem = "The reply ended inside <think>, so nothing was run. Close it with </think>."
             return self._error(kind.INSIDE_THINK, problem)
-        if any(block.info.split()[:1] == [name] for name in self._forms for block in _blocks(text)):
+        if any(_first_word(block.info) in self._by_tag for block in _blocks(text)):
             problem = "A call inside <think> is never run. Write it after </think>."
             return self._error(kind.INSIDE_THINK, problem)
-        names = ", ".join(self._forms)
+        names = ", ".join(self._tag.values())
         found = [match["info"].split()[:1] for match in _FENCE.finditer(text)]
         others = sorted({words[0] for words in found if words})
         if others:
@@ -209,13 +239,17 @@ class FencedCalls:
 
     def _error(self, kind: FormatErrorKind, problem: str, tool: str | None = None) -> FormatError:
         form = self._forms.get(tool or "") or next(iter(self._forms.values()))
-        words = [form.name]
-        words += [f"{key}" if key in form.required else f"[{key}]" for key in self._words(form)]
+        keys = self._words(form)
+        words = [key.upper() if key in form.required else f"[{key.upper()}]" for key in keys]
         body = self._body(form)
-        lines = [f"```{' '.join(word.upper() if word != form.name else word for word in words)}"]
+        lines = [f"```{' '.join([self._tag[form.name], *words])}"]
         lines += [] if body is None else [f"({body})"]
         shown = "\n".join([*lines, "```"])
         return FormatError(kind, f"{problem}\nWrite one call, in this form:\n{shown}")
+
+
+def _first_word(info: str) -> str:
+    return (info.split() or [""])[0]
 
 
 def _blocks(text: str) -> list[_Block]:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from agent.tools.base import Observation, Tool, ToolError
+from agent.tools.define import define
 from agent.tools.edit import edit
-from agent.tools.replace_function import replace_function
 from agent.tools.run import run, test
 from agent.tools.search import search
 from agent.tools.submit import submit
@@ -14,8 +14,8 @@ from agent.tools.workspace import Workspace
 
 TOOLS: Mapping[str, Tool] = MappingProxyType(
     {
+        "define": define,
         "edit": edit,
-        "replace_function": replace_function,
         "run": run,
         "search": search,
         "submit": submit,
@@ -24,4 +24,6 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
     }
 )
 
-__all__ = ["TOOLS", "Observation", "Tool", "ToolError", "Workspace"]
+EDITING = frozenset({"define", "edit"})  # tools whose change is checked by the project's tests
+
+__all__ = ["EDITING", "TOOLS", "Observation", "Tool", "ToolError", "Workspace"]

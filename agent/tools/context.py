@@ -61,7 +61,15 @@ class _File:
     chosen: list[Definition] = field(default_factory=list)
 
 
-def issue_code(workspace: Workspace, issue: str, *, max_chars: int) -> str:
+@dataclass(frozen=True, slots=True)
+class IssueCode:
+    """Source to show with an issue, and path and name of each function in it."""
+
+    text: str
+    shown: tuple[tuple[str, str], ...]
+
+
+def issue_code(workspace: Workspace, issue: str, *, max_chars: int) -> IssueCode:
     """Source of the functions an issue is most likely about, at most `max_chars` characters.
 
     Each file under its path, lines with their numbers, docstrings and what lies between left out.
@@ -76,8 +84,9 @@ def issue_code(workspace: Workspace, issue: str, *, max_chars: int) -> str:
             continue
         files[path].chosen.append(definition)
         spent += cost
-    shown = [_shown(path, file) for path, file in files.items() if file.chosen]
-    return "\n\n".join(shown)
+    texts = [_shown(path, file) for path, file in files.items() if file.chosen]
+    shown = [(path, item.name) for path, file in files.items() for item in file.chosen]
+    return IssueCode("\n\n".join(texts), tuple(shown))
 
 
 def _read(workspace: Workspace, issue: str) -> dict[str, _File]:

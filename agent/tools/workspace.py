@@ -23,7 +23,7 @@ class Workspace:
     command_timeout: float = 60.0  # seconds
     observation_chars: int = 3_000
     view_lines: int = 80
-    function_lines: int = 60  # a longer one is not replaced whole
+    shown: tuple[tuple[str, str], ...] = ()  # path and name of the functions shown with the issue
     deadline: float | None = None  # on `clock`; no command runs beyond it
     clock: Callable[[], float] = field(default=time.monotonic)
 
@@ -54,9 +54,15 @@ class Workspace:
         """Write a text file back, every untouched byte as it was."""
         self.sandbox.write_file(path, source.encode())
 
-    def run(self, command: str | Sequence[str], *, output_cap: int | None = None) -> ExecResult:
-        """Run a command within the command's and the run's time."""
-        timeout = self.command_timeout
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        output_cap: int | None = None,
+        timeout: float | None = None,
+    ) -> ExecResult:
+        """Run a command within its time (default: `command_timeout`) and that of the run."""
+        timeout = self.command_timeout if timeout is None else timeout
         if self.deadline is not None:
             timeout = max(1.0, min(timeout, self.deadline - self.clock()))
         # A character takes up to four bytes; twice that leaves room for clipping by lines.
