@@ -15,7 +15,8 @@ How a turn is read:
 
 - The first block whose first word is a tool's name or tag is the call; other blocks are part of the
   thought. What follows the call is kept as `ignored` and never run.
-- A tool without arguments may also be named alone, as a block of one line or as the whole reply.
+- A tool without arguments may also be named alone: in a block of another tag, as a block of one
+  line, or as the last line of a reply without any block.
 - The block ends at a line that is a fence of at least as many backticks and nothing else, so that a
   longer fence holds text with shorter ones.
 - Nothing between `<think>` and `</think>` is a call, nor anything after a `<think>` left open.
@@ -179,6 +180,9 @@ class FencedCalls:
         except ValueError:  # a quote that is not closed
             words = block.info.split()
         form = self._by_tag[_first_word(block.info)]
+        named = self._by_tag.get(block.body.strip())
+        if named is not None and not named.parameters:  # "submit" inside a block of another tag
+            return Call(named.name, {}, raw)
         keys = self._words(form)
         arguments: dict[str, str] = {}
         free = list(keys)

@@ -16,6 +16,7 @@ FORMS = (
     ToolForm("submit"),
 )
 DIALECT = FencedCalls(FORMS)
+TAGGED = FencedCalls(FORMS, tags={"run": ["bash", "sh", "python"]})
 
 
 def arguments(text: str) -> dict[str, str]:
@@ -75,6 +76,39 @@ def test_only_the_first_call_is_read() -> None:
     assert turn.call is not None
     assert turn.call.name == "view"
     assert turn.ignored == "```submit\n```"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```submit\n```",
+        "```submit```",
+        "submit",
+        "It is fixed.\n\n`submit`",
+        "It is fixed:\nsubmit.",
+        "```python\nsubmit\n```",
+        "```\nnothing\n```\n```submit```",
+    ],
+)
+def test_a_tool_without_arguments_may_be_named_alone(text: str) -> None:
+    turn = TAGGED.parse(text)
+    assert turn.call is not None
+    assert (turn.call.name, dict(turn.call.arguments)) == ("submit", {})
+
+
+@pytest.mark.parametrize("text", ["I submit it now", "run", "submit the fix", "<think>submit"])
+def test_a_word_in_a_sentence_is_no_call(text: str) -> None:
+    assert TAGGED.parse(text).call is None
+
+
+def test_a_tag_stands_for_its_tool() -> None:
+    turn = TAGGED.parse("```bash\nls\n```")
+    assert turn.call is not None
+    assert (turn.call.name, dict(turn.call.arguments)) == ("run", {"command": "ls"})
+    assert TAGGED.parse("```run\nls\n```").call is not None
+    assert TAGGED.render(Call("run", {"command": "ls"})) == "```bash\nls\n```"
+    with pytest.raises(ValueError, match="share the tag 'edit'"):
+        FencedCalls(FORMS, tags={"run": ["edit"]})
 
 
 @pytest.mark.parametrize(

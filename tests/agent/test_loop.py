@@ -122,7 +122,7 @@ def test_every_tool_through_to_submission(rig: Rig, tmp_path: Path) -> None:
         FIX,
         xml("run", command="python -c 'from shop.money import total; print(total([100], 10))'"),
         xml("test"),
-        xml("replace_function", name="total", text=FIXED.replace("discount=0", "discount=0.0")),
+        xml("define", text=FIXED.replace("discount=0", "discount=0.0")),
         xml("submit", "Done."),
     )
     assert outcome.reason is ExitReason.SUBMITTED
@@ -131,7 +131,7 @@ def test_every_tool_through_to_submission(rig: Rig, tmp_path: Path) -> None:
     assert outcome.patch.data.decode() == rig.patch()
     steps = rig.lines("step")
     assert [step["call"]["name"] for step in steps] == [
-        "view", "view", "search", "run", "edit", "run", "test", "replace_function", "submit",
+        "view", "view", "search", "run", "edit", "run", "test", "define", "submit",
     ]  # fmt: skip
     assert "3|    return sum(prices) * (1 - discount)" in rig.observation(1)
     assert "shop/money.py" in rig.observation(2)

@@ -30,7 +30,7 @@ def test_every_tool_set_can_be_used(name: str) -> None:
         assert turn.call.name in settings.tools
         assert set(turn.call.arguments) <= set(settings.tools[turn.call.name].parameters)
     # The example is written as calls have to be written.
-    parsed = dialect.parse(text[text.index("REPLY:") :])
+    parsed = dialect.parse(text[text.index("ANSWER:") :])
     assert parsed.call is not None
     assert parsed.call.name == settings.example[0].call.name
 
@@ -46,7 +46,7 @@ def test_the_worked_example_is_of_none_of_the_packages(name: str) -> None:
 
 
 def test_the_compact_prompt_is_short() -> None:
-    assert len(prompt(load_settings("compact"))) < 4_500
+    assert len(prompt(load_settings("compact"))) < 2_500
 
 
 def test_an_issue_is_not_taken_for_a_template() -> None:
@@ -96,7 +96,7 @@ def test_a_tool_set_of_ones_own(tmp_path: Path) -> None:
 def test_the_prompts_fit_every_dialect(dialect: str) -> None:
     settings = load_settings("compact", [f"dialect={dialect}"])
     text = prompt(settings)
-    parsed = make_dialect(settings, ISSUE).parse(text[text.index("REPLY:") :])
+    parsed = make_dialect(settings, ISSUE).parse(text[text.index("ANSWER:") :])
     assert parsed.call is not None
     assert dict(parsed.call.arguments) == settings.example[0].call.arguments
     with pytest.raises(SettingsError, match="there are: fenced, xml_calls"):

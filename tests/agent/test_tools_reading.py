@@ -154,7 +154,7 @@ def test_identifiers_are_told_from_words() -> None:
 
 
 def test_the_named_function_is_shown_with_what_it_uses(kitchen: Workspace) -> None:
-    code = issue_code(kitchen, "Kettle.boil(50) is False, it should be True", max_chars=5_000)
+    code = issue_code(kitchen, "Kettle.boil(50) is False, it should be True", max_chars=5_000).text
     assert code.startswith("kitchen/kettle.py (38 lines):\n")
     lines = code.split("\n")
     assert "5|BOILING = 100" in lines
@@ -167,8 +167,14 @@ def test_the_named_function_is_shown_with_what_it_uses(kitchen: Workspace) -> No
     assert "test_kettle" not in code
 
 
+def test_the_functions_shown_are_known_by_name(kitchen: Workspace) -> None:
+    shown = issue_code(kitchen, "Kettle.boil(50) is False", max_chars=5_000).shown
+    assert ("kitchen/kettle.py", "Kettle.boil") in shown
+    assert ("kitchen/kettle.py", "unrelated") not in shown
+
+
 def test_every_line_shown_is_the_line_of_that_number(kitchen: Workspace) -> None:
-    code = issue_code(kitchen, "`Kettle.label` keeps _PATTERN", max_chars=5_000)
+    code = issue_code(kitchen, "`Kettle.label` keeps _PATTERN", max_chars=5_000).text
     source = KETTLE.decode().split("\n")
     shown = [line.split("|", 1) for line in code.split("\n")[1:] if line != "..."]
     assert shown
@@ -181,19 +187,19 @@ def test_the_size_is_kept(kitchen: Workspace) -> None:
     many = "\n".join(f"def boil_{n}(x):\n    return x + {n}\n" for n in range(400))
     kitchen.sandbox.write_file("kitchen/many.py", many.encode())
     names = " ".join(f"boil_{n}()" for n in range(400))
-    code = issue_code(kitchen, names, max_chars=1_000)
+    code = issue_code(kitchen, names, max_chars=1_000).text
     assert 500 < len(code) < 1_800
 
 
 def test_without_python_there_is_nothing_to_show(workspace: Workspace) -> None:
     workspace.sandbox.write_file("main.go", b"func boil() {}\n")
-    assert issue_code(workspace, "boil() fails", max_chars=5_000) == ""
-    assert issue_code(workspace, "", max_chars=5_000) == ""
+    assert issue_code(workspace, "boil() fails", max_chars=5_000).text == ""
+    assert issue_code(workspace, "", max_chars=5_000).text == ""
 
 
 def test_files_that_do_not_parse_are_left_out(kitchen: Workspace) -> None:
     kitchen.sandbox.write_file("kitchen/old.py", b"def boil():\n    print 'x'\n")
-    code = issue_code(kitchen, "Kettle.boil()", max_chars=5_000)
+    code = issue_code(kitchen, "Kettle.boil()", max_chars=5_000).text
     assert "old.py" not in code
     assert "kettle.py" in code
 
