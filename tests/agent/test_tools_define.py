@@ -151,11 +151,15 @@ def test_a_name_shown_with_the_issue_comes_before_similarity(box: Workspace) -> 
 
 
 def test_a_tie_is_refused_with_all_that_could_be_meant(box: Workspace) -> None:
+    method = b"    def f(self):\n        return 1\n"
+    text = b"class A:\n" + method + b"\nclass B:\n" + method
+    box.sandbox.write_file("pkg/twins.py", text)
     with pytest.raises(ToolError) as refused:
-        written(box, "def shut(self):\n    raise ValueError(self)")
-    assert "Box.Lid.shut" in str(refused.value)
-    assert "Other.shut" in str(refused.value)
-    assert content(box) == MODULE
+        written(box, "def f(self):\n    return 2")
+    assert "A.f (pkg/twins.py line 2), B.f (pkg/twins.py line 6)" in str(refused.value)
+    assert content(box, "pkg/twins.py") == text
+    written(box, "class B:\n    def f(self):\n        return 2")
+    assert content(box, "pkg/twins.py") == text[:-2] + b"2\n"
 
 
 def test_a_path_limits_the_search(box: Workspace) -> None:
