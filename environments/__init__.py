@@ -90,9 +90,9 @@ def open_sandbox(
     """
     chosen = choose(kind)
     if chosen.kind == "docker":
-        from environments.docker import DockerSandbox
+        from environments.docker import open_docker
 
-        return DockerSandbox(spec, progress=progress)
+        return open_docker(spec, progress=progress)
     if chosen.kind == "bubblewrap":
         from environments.bubblewrap import BubblewrapSandbox
 

@@ -1,12 +1,15 @@
-"""Sandboxes in Docker containers, served by the resident program as process 1."""
+"""Sandboxes in Docker containers, and which way commands are run in them."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
+import tarfile
 import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import docker
 import docker.errors
@@ -22,13 +25,21 @@ from environments.base import (
 )
 from environments.client import ResidentSandbox, Transport, resident_argv
 from environments.engine import ENGINE_ERRORS, connect, translated
+from environments.image_facts import ImageFacts, image_facts
 from environments.images import BaseImage, Progress, base_image, named_image, quiet
+from environments.keeper import BOOT
 from environments.owner import is_orphaned, owner_mark
 from environments.workspace import HOME, PATH, check_spec, sandbox_env
+
+if TYPE_CHECKING:
+    from environments.plain import PlainDockerSandbox
 
 LABEL = "nexus.sandbox"
 OWNER = "nexus.owner"
 EXPIRES = "nexus.expires"
+TESTBED = "/testbed"
+ORDINARY = "1000:1000"
+OWN_IMAGE = ImageFacts(python="python3", programs=("bash", "git", "tar", "find", "xargs"))
 GONE_SECONDS = 10.0  # how long a container may take to be removed
 LIVES_SECONDS = 3.0  # how long the engine may take to say what became of a container
 
@@ -38,42 +49,95 @@ class DockerSandbox(ResidentSandbox):
 
     The client holds the container's stdin: when the client dies, however it dies, stdin ends, the
     resident program leaves, and the engine removes the container (auto-remove). `reap` is a second
-    line. Opening raises EngineUnreachable, ImageMissing, StartTimeout, SandboxError.
+    line. Opened by `open_docker`.
     """
 
     kind = "docker"
+    way = "resident"
 
-    def __init__(self, spec: SandboxSpec, *, progress: Progress = quiet) -> None:
-        check_spec(spec)
-        client = connect(timeout=max(5.0, spec.start_timeout))
-        try:
-            reap(client)
-            # Building or pulling an image has limits of its own; the start is timed after it.
-            if spec.image is None:
-                image = base_image(client, progress)
-            else:
-                image = named_image(client, spec.image, progress)
-            deadline = time.monotonic() + spec.start_timeout
-            with _as_start_timeout(spec):
-                transport = ContainerTransport(client, _create(client, spec, image))
-        except BaseException:
-            client.close()
-            raise
-        self.image = image.name
+    def __init__(
+        self,
+        transport: ContainerTransport,
+        spec: SandboxSpec,
+        workdir: str,
+        image: str,
+        deadline: float,
+    ) -> None:
+        super().__init__(transport, spec, workdir)
+        self.image = image
         self.container_id = transport.container_id
-        super().__init__(transport, spec, spec.workdir)
         try:
-            with _as_start_timeout(spec):
-                transport.start()
+            transport.start()
         except SandboxLost as error:
             self.close()
             raise SandboxError(
-                f"image {image.name} cannot run the resident program, which needs python3: {error}"
+                f"image {image} cannot run the resident program, which needs python3: {error}"
             ) from error
         except BaseException:
             self.close()
             raise
         self._greet(deadline)
+
+
+def open_docker(
+    spec: SandboxSpec, *, progress: Progress = quiet
+) -> DockerSandbox | PlainDockerSandbox:
+    """Open a sandbox in a container: by the resident program where the image has a Python for it,
+    by the engine's execs otherwise.
+
+    In an image of SWE-bench or R2E-Gym the workspace is /testbed (unless the spec says otherwise)
+    and `python` is the project's own, which is checked. Raises EngineUnreachable, ImageMissing,
+    StartTimeout, SandboxError.
+    """
+    check_spec(spec)
+    client = connect(timeout=max(5.0, spec.start_timeout), patience=spec.start_timeout)
+    try:
+        reap(client)
+        # Building or pulling an image has limits of its own; the start is timed after it.
+        if spec.image is None:
+            image, facts = base_image(client, progress, spec.pull), OWN_IMAGE
+        else:
+            image = named_image(client, spec.image, progress, spec.pull)
+            facts = image_facts(client, image.name, spec.start_timeout)
+        deadline = time.monotonic() + spec.start_timeout
+        workdir = spec.workdir
+        if facts.testbed and "workdir" not in spec.model_fields_set:
+            workdir = TESTBED
+        with _as_start_timeout(spec):
+            made = _create(client, spec, image, facts, workdir)
+            transport = ContainerTransport(client, made)
+    except BaseException:
+        client.close()
+        raise
+    box: DockerSandbox | PlainDockerSandbox
+    with _as_start_timeout(spec):
+        if facts.python:
+            box = DockerSandbox(transport, spec, workdir, image.name, deadline)
+        else:
+            from environments.plain import PlainDockerSandbox
+
+            box = PlainDockerSandbox(client, transport, spec, workdir, image.name, facts, deadline)
+    try:
+        if facts.project and not spec.python_path:
+            check_project_python(box, facts.project)
+    except BaseException:
+        box.close()
+        raise
+    return box
+
+
+def check_project_python(box: DockerSandbox | PlainDockerSandbox, project: str) -> None:
+    """Raises SandboxError unless `python` is that of `project` and runs."""
+    expected = f"{project}/bin/python"
+    found = box.run(["sh", "-c", "command -v python"]).text.strip()
+    if found != expected:
+        raise SandboxError(
+            f"in image {box.image} `python` is {found or 'missing'}, not the project's own "
+            f"{expected}"
+        )
+    tried = box.run(["python", "-c", "print('works')"])
+    if tried.text.strip() != "works":
+        raise SandboxError(f"in image {box.image} {expected} does not run: {tried.text[-500:]}")
 
 
 class ContainerTransport(Transport):
@@ -150,7 +214,7 @@ class ContainerTransport(Transport):
                 if item is not None:
                     item.close()
         with contextlib.suppress(*ENGINE_ERRORS):
-            _remove(self._client, self.container_id)
+            remove_container(self._client, self.container_id)
         with contextlib.suppress(*ENGINE_ERRORS):
             self._client.close()
 
@@ -167,11 +231,15 @@ def _as_start_timeout(spec: SandboxSpec) -> Any:
         raise
 
 
-def _create(client: docker.DockerClient, spec: SandboxSpec, image: BaseImage) -> str:
+def _create(
+    client: docker.DockerClient,
+    spec: SandboxSpec,
+    image: BaseImage,
+    facts: ImageFacts,
+    workdir: str,
+) -> str:
     api, limits = client.api, spec.limits
     memory = limits.memory_mb * 1024 * 1024
-    own = spec.image is None
-    user = f"{os.getuid()}:{os.getgid()}" if own else None  # files as the client would own them
     host = api.create_host_config(
         auto_remove=True,
         mounts=[
@@ -193,26 +261,69 @@ def _create(client: docker.DockerClient, spec: SandboxSpec, image: BaseImage) ->
             HOME: f"rw,exec,nosuid,nodev,mode=777,size={memory // 8}",
         },
     )
-    argv = resident_argv("python3", spec)
+    argv = resident_argv(facts.python, spec) if facts.python else ["sh", "-c", BOOT]
+    user = _user(spec, facts)
     with translated("cannot create a container"):
         created = api.create_container(
             image.name,
             command=argv[1:],
             entrypoint=argv[:1],
-            environment=sandbox_env(spec, image.path or _path_of(client, image.name)),
+            environment=_environment(client, spec, image, facts),
             host_config=host,
             hostname="sandbox",
-            labels={
-                LABEL: "1",
-                OWNER: owner_mark(),
-                EXPIRES: str(int(time.time() + spec.ttl + 60)),
-            },
+            labels=labels(spec.ttl + 60),
             stdin_open=True,  # with the client's connection gone, stdin ends
             user=user,
-            working_dir=spec.workdir,
+            working_dir=workdir,
             healthcheck={"test": ["NONE"]},
         )
+        if user and not facts.testbed:
+            # else the engine makes the folder root's, and git trusts no folder of another
+            api.put_archive(created["Id"], "/", _folder(workdir, user))
     return str(created["Id"])
+
+
+def _folder(path: str, user: str) -> bytes:
+    """A tar with one folder that belongs to `uid:gid`."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        item = tarfile.TarInfo(path.strip("/"))
+        item.type, item.mode = tarfile.DIRTYPE, 0o755
+        item.uid, item.gid = map(int, user.split(":"))
+        archive.addfile(item)
+    return sink.getvalue()
+
+
+def labels(seconds: float) -> dict[str, str]:
+    """Labels by which `reap` knows a container, whose time is over after `seconds`."""
+    return {LABEL: "1", OWNER: owner_mark(), EXPIRES: str(int(time.time() + seconds))}
+
+
+def _user(spec: SandboxSpec, facts: ImageFacts) -> str | None:
+    """An ordinary user wherever the tree's owner allows it; None for the image's own."""
+    if facts.testbed:
+        return None if facts.owner.startswith(("0:", "?")) or not facts.owner else facts.owner
+    if spec.image is not None:
+        return None
+    if os.getuid():
+        return f"{os.getuid()}:{os.getgid()}"
+    readable = all(Path(path).stat().st_mode & 0o005 == 0o005 for path in spec.mounts)
+    return ORDINARY if readable else "0:0"
+
+
+def _environment(
+    client: docker.DockerClient, spec: SandboxSpec, image: BaseImage, facts: ImageFacts
+) -> dict[str, str]:
+    """The image's PATH, before it the project's own programs."""
+    path = image.path or _path_of(client, image.name)
+    named: dict[str, str] = {}
+    if facts.project:
+        path = f"{facts.project}/bin:{path}"
+        if "/envs/" in facts.project:
+            named = {"CONDA_PREFIX": facts.project, "CONDA_DEFAULT_ENV": Path(facts.project).name}
+        else:
+            named = {"VIRTUAL_ENV": facts.project}
+    return {**named, **sandbox_env(spec, path)}
 
 
 def _path_of(client: docker.DockerClient, image: str) -> str:
@@ -224,7 +335,7 @@ def _path_of(client: docker.DockerClient, image: str) -> str:
     return PATH
 
 
-def _remove(client: docker.DockerClient, container_id: str) -> None:
+def remove_container(client: docker.DockerClient, container_id: str) -> None:
     """Remove a container and wait until it is gone."""
     ends = time.monotonic() + GONE_SECONDS
     while time.monotonic() < ends:
@@ -251,6 +362,6 @@ def reap(client: docker.DockerClient, *, everything: bool = False) -> int:
             labels = item.get("Labels") or {}
             expired = float(labels.get(EXPIRES, "inf")) < time.time()
             if everything or expired or is_orphaned(labels.get(OWNER, "")):
-                _remove(client, item["Id"])
+                remove_container(client, item["Id"])
                 removed += 1
     return removed

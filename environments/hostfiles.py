@@ -109,25 +109,25 @@ def fingerprint() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def write_debian_rootfs(sink: IO[bytes]) -> None:
-    """Write the tar (about 180 MB). Raises OSError and subprocess errors."""
+def write_debian_rootfs(sink: IO[bytes], names: Sequence[str] = tuple(PACKAGES.split())) -> None:
+    """Write the tar (about 180 MB) of these packages. Raises OSError and subprocess errors."""
     dependencies, provided, _ = _installed()
-    packages = _closure(PACKAGES.split(), dependencies, provided)
+    packages = _closure(names, dependencies, provided)
     listing = subprocess.run(
         ["dpkg-query", "-L", *packages], capture_output=True, text=True, check=False
     ).stdout
-    names = {line for line in listing.splitlines() if line.startswith("/") and line != "/."}
-    names.update(EXTRA_FILES)
+    paths = {line for line in listing.splitlines() if line.startswith("/") and line != "/."}
+    paths.update(EXTRA_FILES)
     for top in EXTRA_TREES:
         for folder, subfolders, files in os.walk(top):
             links = [name for name in subfolders if (Path(folder) / name).is_symlink()]
-            names.update(os.path.join(folder, name) for name in files + links)
+            paths.update(os.path.join(folder, name) for name in files + links)
     with tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         _write_skeleton(archive)
         written = {"/" + name for name in (*ETC, *LINKS)}
-        for path in sorted(_wanted(names) - written):
+        for path in sorted(_wanted(paths) - written):
             _add_file(archive, path)
-        if not Path("/usr/bin/python").exists() or "/usr/bin/python" not in names:
+        if "python3" in packages and "/usr/bin/python" not in paths:
             _add_link(archive, "usr/bin/python", "python3")
 
 

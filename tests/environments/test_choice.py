@@ -24,7 +24,9 @@ from environments import (
 def test_both_kinds_keep_the_contract(open_box, sandbox_kind):
     box = open_box()
     assert isinstance(box, Sandbox)
-    assert box.kind == sandbox_kind
+    assert box.kind == ("bubblewrap" if sandbox_kind == "bubblewrap" else "docker")
+    if box.kind == "docker":
+        assert box.way == ("resident" if sandbox_kind == "docker" else "plain")
     assert box.workdir == "/workspace"
 
 
