@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agent.cli_images import images_app
 from agent.cli_models import models_app
 from agent.doctor import doctor
 from agent.run_options import DEMO_INSTANCE, DEMO_MODEL, OptionError, parse_options
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 tasks_app = typer.Typer(help="The tasks that come with the package.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
+app.add_typer(images_app, name="images")
 app.add_typer(tasks_app, name="tasks")
 app.command("doctor")(doctor)
 
@@ -51,7 +53,17 @@ def run(
     ] = None,
     issue: Annotated[
         str | None,
-        typer.Option(metavar="TEXT|FILE", help="What is wrong in --repo.", rich_help_panel=_TASK),
+        typer.Option(
+            metavar="TEXT|FILE", help="What is wrong in --repo or --image.", rich_help_panel=_TASK
+        ),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A Docker image to work in. Without --repo it holds the project, in /testbed.",
+            rich_help_panel=_TASK,
+        ),
     ] = None,
     test_command: Annotated[
         str | None,
@@ -202,6 +214,7 @@ def run(
         "instance": instance,
         "repo": repo,
         "issue": issue,
+        "image": image,
         "test_command": test_command,
         "model": model,
         "dtype": dtype,

@@ -34,8 +34,9 @@ from agent.run_options import DEMO_INSTANCE, OptionError, RunOptions
 from agent.settings import AgentSettings
 from agent.trajectory import Trajectory, new_run_folder, write_report
 from cache import AnyConfig, Sampling, preset
-from environments import Choice, choose, open_sandbox
+from environments import Choice, Patch, choose, open_sandbox
 from tasks import Task, Verdict, release_pair
+from tasks.image import ImageTask, place_tree
 from tasks.repo import RepoTask, read_issue
 
 _FAILED = (ExitReason.ERROR, ExitReason.SANDBOX_LOST)
@@ -50,6 +51,7 @@ class Attempt:
     outcome: Outcome
     cache: AnyConfig
     verdict: Verdict | None = None
+    prediction: Patch | None = None  # what was graded: the patch without changes to tests
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ def execute(
         settings = options.settings()
         task = make_task(options)
         try:
-            choice = choose(options.sandbox)
+            choice = choose(_kind(options))
             folder = new_run_folder(out, task.instance.instance_id)
             run = Run(options, settings, task, choice, folder, console, quiet)
             return _made(run)
@@ -96,10 +98,19 @@ def make_task(options: RunOptions) -> Task:
     """The task the options name; the demo's where they name none. Raises TaskError."""
     if options.repo is not None:
         issue = read_issue(options.issue or "")
-        return RepoTask(Path(options.repo), issue, test_command=options.test_command)
+        command = options.test_command
+        return RepoTask(Path(options.repo), issue, test_command=command, image=options.image)
+    if options.image is not None:
+        issue = read_issue(options.issue or "")
+        return ImageTask(options.image, issue, test_command=options.test_command)
     instance_id, file = release_pair.parse_ref(options.instance or DEMO_INSTANCE)
     kind = options.sandbox
     return release_pair.load(instance_id, file, open_sandbox=lambda spec: open_sandbox(spec, kind))
+
+
+def _kind(options: RunOptions) -> str:
+    """An image can only be used by an engine, so `auto` does not fall back from it."""
+    return "docker" if options.image and options.sandbox == "auto" else options.sandbox
 
 
 def cache_config(options: RunOptions, seed: int) -> AnyConfig:
@@ -167,8 +178,7 @@ def _attempt(run: Run, loaded: LoadedModel, chat: Chat, number: int) -> Attempt:
     settings = _within(run.settings, context)
     with Trajectory(folder) as trajectory:
         with open_sandbox(task.spec(), run.choice.kind, progress=run.say) as sandbox:
-            sandbox.put_tree(task.tree())
-            sandbox.mark_base()
+            place_tree(task, sandbox)
             protocol = make_protocol(
                 options.protocol,
                 loaded.model,
@@ -206,10 +216,18 @@ def _graded(run: Run, attempt: Attempt) -> Verdict:
 
 
 def _grade(run: Run, attempt: Attempt) -> None:
-    """Grade in a fresh sandbox; a task without hidden tests has no verdict."""
+    """Grade in a fresh sandbox; a task without hidden tests has no verdict.
+
+    Changes to tests are no part of a prediction: what decides are the hidden ones.
+    """
+    patch = attempt.outcome.patch
+    prediction = patch.without(patch.tests(run.task.instance.test_paths))
     status = "grading in a fresh sandbox"
     with run.console.status(status) if not run.quiet else _nothing():
-        attempt.verdict = run.task.grade(attempt.outcome.patch.data)
+        attempt.verdict = run.task.grade(prediction.data)
+    if attempt.verdict is not None:
+        attempt.prediction = prediction
+        (attempt.folder / "prediction.diff").write_bytes(prediction.data)
 
 
 def _report(run: Run, attempts: list[Attempt], state: str, error: str) -> dict[str, Any]:
@@ -237,7 +255,16 @@ def _attempt_data(run: Run, attempt: Attempt) -> dict[str, Any]:
             run.task.instance,
             evicts=attempt.cache.evicts,
         ),
+        **_prediction_data(attempt),
     }
+
+
+def _prediction_data(attempt: Attempt) -> dict[str, Any]:
+    if attempt.prediction is None:
+        return {}
+    left_out = sorted(set(attempt.outcome.patch.files) - set(attempt.prediction.files))
+    size = len(attempt.prediction.data)
+    return {"prediction": {"bytes": size, "tests_left_out": left_out}}
 
 
 def _facts(run: Run, loaded: LoadedModel) -> dict[str, Any]:

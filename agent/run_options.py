@@ -28,6 +28,7 @@ class RunOptions(BaseModel):
     instance: str | None = None  # ID or ID@FILE
     repo: str | None = None
     issue: str | None = None  # text, or a file that holds it
+    image: str | None = None  # a Docker image; without `repo` it holds the project itself
     test_command: str | None = None
     model: str = DEMO_MODEL
     dtype: str = "auto"
@@ -55,14 +56,22 @@ class RunOptions(BaseModel):
             raise ValueError("--instance and --repo name two different tasks; give one of them")
         if self.repo and not self.issue:
             raise ValueError("--repo needs --issue: a text, or a file that holds it")
-        if self.issue and not self.repo:
-            raise ValueError("--issue belongs to --repo; an instance has an issue of its own")
+        if self.instance and self.image:
+            raise ValueError("--image and --instance name two different tasks; give one")
+        if self.image and not self.issue:
+            raise ValueError("--image needs --issue: a text, or a file that holds it")
+        if self.image and self.sandbox == "bubblewrap":
+            raise ValueError("--image needs Docker; --sandbox bubblewrap uses the host's programs")
+        if self.issue and not self.repo and not self.image:
+            raise ValueError(
+                "--issue belongs to --repo or --image; an instance has an issue of its own"
+            )
         if self.apply and not self.repo:
             raise ValueError("--apply changes the folder named by --repo; there is none")
         if self.apply and self.attempts > 1:
             raise ValueError("--apply needs one patch; leave --attempts at 1")
-        if self.until_resolved and self.repo:
-            raise ValueError("--until-resolved needs hidden tests; a --repo task has none")
+        if self.until_resolved and (self.repo or self.image):
+            raise ValueError("--until-resolved needs hidden tests; a task of your own has none")
         if self.budget is not None and self.density is not None:
             raise ValueError("--budget and --density are two ways to say one thing; give one")
         if self.attempts > 1 and self.temperature == 0:

@@ -61,10 +61,12 @@ class DockerSandbox(ResidentSandbox):
         spec: SandboxSpec,
         workdir: str,
         image: str,
+        facts: ImageFacts,
         deadline: float,
     ) -> None:
         super().__init__(transport, spec, workdir)
         self.image = image
+        self.facts = facts
         self.container_id = transport.container_id
         try:
             transport.start()
@@ -112,7 +114,7 @@ def open_docker(
     box: DockerSandbox | PlainDockerSandbox
     with _as_start_timeout(spec):
         if facts.python:
-            box = DockerSandbox(transport, spec, workdir, image.name, deadline)
+            box = DockerSandbox(transport, spec, workdir, image.name, facts, deadline)
         else:
             from environments.plain import PlainDockerSandbox
 

@@ -48,8 +48,9 @@ class Task(Protocol):
         """What the agent may know."""
         ...
 
-    def tree(self) -> Path:
-        """Host folder with the original source tree (read-only for everybody)."""
+    def tree(self) -> Path | None:
+        """Host folder with the original source tree (read-only for everybody). None: the spec's
+        image has it."""
         ...
 
     def spec(self) -> SandboxSpec:

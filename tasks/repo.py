@@ -51,10 +51,12 @@ class RepoTask:
         copy_to: Path | None = None,
         max_bytes: int = MAX_BYTES,
         python_env: PythonEnv | None = None,
+        image: str | None = None,
     ) -> None:
         """`path`: a repository, a folder in one, or any folder. `copy_to`: where the copy goes; it
         must not exist yet and is kept (default: a temporary folder that `close` removes).
-        `python_env` makes a folder of requirements (default: `environments.python_env`).
+        `python_env` makes a folder of requirements (default: `environments.python_env`). `image`: a
+        Docker image to work in; it has what the project needs, so no requirements are installed.
         RepoError if the path is no folder or the problem is empty.
         """
         self.path = Path(path).expanduser().resolve()
@@ -67,6 +69,9 @@ class RepoTask:
         self._temporary: Path | None = None
         self._max_bytes = max_bytes
         self._python_env = python_env
+        self.image = image
+        if image is not None and requirements is None:
+            requirements = ()
         tests = find_tests(self.path)
         if requirements is None:
             requirements = guess_requirements(self.path, with_runner=bool(tests))
@@ -99,7 +104,8 @@ class RepoTask:
         packages = None
         if self.requirements:
             packages = (self._python_env or default_python_env())(self.requirements)
-        return sandbox_spec(self.instance.env, packages)
+        spec = sandbox_spec(self.instance.env, packages)
+        return spec if self.image is None else spec.model_copy(update={"image": self.image})
 
     def grade(self, patch: bytes) -> Verdict | None:
         """None: there are no hidden tests, the user decides."""

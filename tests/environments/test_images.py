@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import tarfile
 from pathlib import Path
 
@@ -128,7 +129,9 @@ def index(tmp_path, monkeypatch):
     return wheel
 
 
-def test_packages_run_inside(index, open_box):
+def test_packages_run_inside(index, open_box, sandbox_kind):
+    if "plain" in sandbox_kind:
+        pytest.skip("no Python inside")
     folder = python_env(["tinything==1.0"])
     assert oct(folder.stat().st_mode & 0o777) == "0o755"
     box = open_box(
@@ -148,6 +151,25 @@ def test_packages_are_installed_once(index):
     assert (again, len(said)) == (first, 1)
     assert (first / "tinything.py").stat().st_mtime_ns == stamp
     assert python_env([]) != first
+
+
+def test_packages_are_compiled_for_the_interpreter_inside(index, open_box):
+    folder = python_env(["tinything==1.0"])
+    compiled = list(folder.glob("__pycache__/tinything.cpython-*.pyc"))
+    assert len(compiled) == 1
+    (folder / "tinything.py").touch()  # a copy may have other times
+    box = open_box(mounts={str(folder): "/opt/env"}, env={"PYTHONPATH": "/opt/env"})
+    if getattr(box, "way", "resident") == "plain":
+        pytest.skip("no Python inside")
+    if box.run("python3 -c 'import sys; print(sys.version_info[:2])'").text.strip() != str(
+        sys.version_info[:2]
+    ):
+        pytest.skip("another version inside")
+    said = box.run("python3 -v -c 'import tinything' 2>&1 | grep tinything").text
+    assert "matches /opt/env/tinything.py" in said
+    assert (
+        "code object from /opt/env/__pycache__" in said or "code object from '/opt/env/__py" in said
+    )
 
 
 def test_a_failed_install_leaves_nothing(index, tmp_path):
