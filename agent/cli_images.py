@@ -35,7 +35,7 @@ def _engine() -> Iterator[docker.DockerClient]:
         finally:
             client.close()
     except SandboxError as error:
-        Console(stderr=True).print(Text(f"error: {error}", "red"), highlight=False)
+        Console(stderr=True).print(Text(f"error: {error}", "red"), highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
 
 
@@ -128,7 +128,9 @@ def check_command(
         typer.echo(json.dumps(rows, indent=2))
     else:
         for row in rows:
-            Console().print(Text(_sentence(row), "" if row["ok"] else "red"), highlight=False)
+            Console().print(
+                Text(_sentence(row), "" if row["ok"] else "red"), highlight=False, soft_wrap=True
+            )
     raise typer.Exit(0 if all(row["ok"] for row in rows) else 1)
 
 

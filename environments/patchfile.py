@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 HEAD = b"diff --git "
@@ -29,7 +30,7 @@ def sections(patch: bytes) -> list[tuple[str, bytes]]:
     """
     starts = [match.start() for match in re.finditer(rb"^diff --git ", patch, re.MULTILINE)]
     found = []
-    for start, end in zip(starts, [*starts[1:], len(patch)], strict=True):
+    for start, end in pairwise([*starts, len(patch)]):
         part = patch[start:end]
         found.append((_path(part[len(HEAD) :].split(b"\n", 1)[0]), part))
     return found

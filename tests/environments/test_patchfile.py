@@ -57,6 +57,7 @@ def test_what_is_left_out_is_missing_and_the_rest_applies(made, tmp_path):
         assert sorted(found) == sorted(left.files)
     assert patch.without(patch.files).data == b""
     assert patch.without([]) == patch
+    assert Patch(b"").without(["x"]) == Patch(b"")
 
 
 TESTS = """tests/x.py a/test/data.json test_a.py pkg/a_test.go src/a.test.ts src/a.spec.js
