@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agent.tools.definitions import Definition, bindings, definitions, grep_files
@@ -130,11 +130,12 @@ def _scores(files: dict[str, _File], issue: str) -> dict[tuple[str, Definition],
     rarity = {word: math.log(1 + len(units) / count) for word, count in seen_in.items()}
     best = sum(sorted((rarity.get(word, 0.0) for word in words), reverse=True)[:8]) or 1.0
     named = {item: _is_named(item, names) for _, item in units}
+    mentioned = (*names.code, *names.plain)
     classes = {
-        (path, item.name)
+        (path, item.name): _rank(item, mentioned)
         for path, file in files.items()
         for item in file.found
-        if item.kind == "class" and any(item.answers_to(n) for n in (*names.code, *names.plain))
+        if item.kind == "class" and _rank(item, mentioned)
     }
     used: dict[str, float] = {}
     for (_, item), name_weight in zip(units, named.values(), strict=True):
@@ -146,12 +147,19 @@ def _scores(files: dict[str, _File], issue: str) -> dict[tuple[str, Definition],
         score = _NAMED * named[item]
         score += _USED * used.get(last, 0.0)
         score += _USED * used.get(owner, 0.0) * (0.5 if owner else 0.0)
-        if (path, owner) in classes:
-            score += _MEMBER * (2 if last == "__init__" else 1)
+        score += _MEMBER * classes.get((path, owner), 0.0) * (2 if last == "__init__" else 1)
         score += _WORDS * sum(rarity[word] for word in bag & words) / best
         # Long functions must earn their room.
         scores[path, item] = score - 0.01 * item.code_lines
     return scores
+
+
+def _rank(item: Definition, mentioned: Sequence[str]) -> float:
+    """1 for a class that the issue names first, down to 0.5 for the last; 0 for any other."""
+    for place, name in enumerate(mentioned):
+        if item.answers_to(name):
+            return 1.0 - 0.5 * place / len(mentioned)
+    return 0.0
 
 
 def _is_named(item: Definition, names: Names) -> float:
