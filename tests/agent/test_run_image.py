@@ -12,10 +12,8 @@ from tests.environments.project_images import project_image
 
 CONDA = "/opt/miniconda3/envs/testbed"
 FIX = "```bash\nsed -i 's/ + 1//' calc.py\n```"
-TEST = "```bash\npython -c 'import os, calc; print(calc.double(21), os.environ)'; "
-TEST += "git log --all\n```"
-    "```bash\npython -c 'import os, calc; print(calc.double(21), os.environ)'; git log --all\n```"
-)
+LOOK = "python -c 'import os, calc; print(calc.double(21), os.environ)'; git log --all"
+TEST = f"```bash\n{LOOK}\n```"
 SUBMIT = "```submit\n```"
 
 

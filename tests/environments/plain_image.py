@@ -25,7 +25,7 @@ def plain_image() -> str:
     """Its name; made when it is not there (4 s). `agent images prune` removes it."""
     text = " ".join([hostfiles.fingerprint(), *PACKAGES])
     name = f"{REPOSITORY}:plain-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    client = connect()
+    client = connect(patience=20.0)
     try:
         if not is_present(client, name):
             _import(client, name, lambda sink: hostfiles.write_debian_rootfs(sink, PACKAGES))

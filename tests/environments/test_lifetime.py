@@ -22,10 +22,13 @@ from environments import (
     SandboxSpec,
     StartTimeout,
     clean,
+    engine,
     open_sandbox,
 )
+from environments.bubblewrap import why_unusable
 from environments.owner import is_orphaned, owner_mark
 from environments.paths import cache_dir
+from tests.environments.plain_image import KIND
 
 
 def containers(mark: str) -> list[str]:
@@ -225,23 +228,6 @@ def test_interrupt_leaves_the_sandbox_usable(sandbox):
     assert sandbox.run("echo next").text == "next\n"
 
 
-def test_many_at_once(sandbox_kind):
-    mark = owner_mark()
-
-    def work(number: int) -> bytes:
-        with open_sandbox(SandboxSpec(), sandbox_kind) as box:
-            box.write_file("n", str(number).encode())
-            return box.run("cat n; sleep 0.2; cat n").output
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(work, range(8))) == [f"{n}{n}".encode() for n in range(8)]
-    if sandbox_kind != "bubblewrap":
-        assert not containers(mark)
-    else:
-        assert not folders(mark)
-        assert not groups(mark)
-
-
 @pytest.mark.docker
 def test_reaping_takes_orphans_and_leaves_the_living():
     import docker
@@ -292,19 +278,24 @@ def test_no_engine(monkeypatch, tmp_path):
 
 
 class Forwarder:
-    """Stands between client and engine, and can be cut."""
+    """Stands between client and engine; can be cut, and then refuses until it is opened again."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.links: list[socket.socket] = []
+        self.refusing = threading.Event()
         self.server = socket.socket(socket.AF_UNIX)
         self.server.bind(str(path))
         self.server.listen()
-        threading.Thread(target=self.accept, daemon=True).start()
+        threading.Thread(target=self.accept, args=(self.server,), daemon=True).start()
 
-    def accept(self) -> None:
+    def accept(self, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                near, _ = self.server.accept()
+                near, _ = server.accept()
+                if self.refusing.is_set():
+                    near.close()
+                    continue
                 far = socket.socket(socket.AF_UNIX)
                 far.connect("/var/run/docker.sock")
                 self.links += [near, far]
@@ -319,24 +310,85 @@ class Forwarder:
             sink.shutdown(socket.SHUT_WR)
 
     def cut(self) -> None:
-        for item in (self.server, *self.links):
+        """Drop every connection; new ones are dropped as they come."""
+        self.refusing.set()
+        for item in self.links:
             with contextlib.suppress(OSError):
                 item.shutdown(socket.SHUT_RDWR)
             item.close()
+        self.links = []
+
+    def close(self) -> None:
+        self.cut()
+        with contextlib.suppress(OSError):
+            self.server.shutdown(socket.SHUT_RDWR)
+        self.server.close()
+
+
+@pytest.fixture
+def forwarder(monkeypatch, tmp_path):
+    if not Path("/var/run/docker.sock").exists():
+        pytest.skip("no local engine")
+    between = Forwarder(tmp_path / "engine.sock")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine.sock")
+    yield between
+    between.close()
 
 
 @pytest.mark.docker
-@pytest.mark.skipif(not Path("/var/run/docker.sock").exists(), reason="no local engine")
-def test_engine_lost_in_a_command(monkeypatch, tmp_path):
-    forwarder = Forwarder(tmp_path / "engine.sock")
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine.sock")
-    box = open_sandbox(SandboxSpec(), "docker")
+@pytest.mark.parametrize("kind", ["docker", KIND], ids=["docker", "plain"])
+def test_engine_lost_in_a_command_and_back_after_three_seconds(forwarder, monkeypatch, kind):
+    box = open_sandbox(SandboxSpec(), kind)
     threading.Timer(0.5, forwarder.cut).start()
-    with pytest.raises(EngineUnreachable):
+    threading.Timer(3.5, forwarder.refusing.clear).start()
+    started = time.monotonic()
+    with pytest.raises((EngineUnreachable, SandboxLost)):
         box.run("sleep 60", timeout=60)
+    assert time.monotonic() - started < 12
     with pytest.raises(SandboxError):
         box.run("true")
+    # whoever opens the next one while the engine is away waits for it instead of failing
+    with open_sandbox(SandboxSpec(), kind) as again:
+        assert time.monotonic() - started > 3
+        assert again.run("echo back").text == "back\n"
     box.close()
-    monkeypatch.undo()
     # the container's stdin ended with the connection, so it went away on its own
     assert eventually(lambda: box.container_id not in containers(owner_mark()))
+
+
+@pytest.mark.docker
+def test_an_engine_that_stays_away_is_given_up(forwarder, monkeypatch):
+    monkeypatch.setattr(engine, "RESTART_SECONDS", 1.0)
+    forwarder.cut()
+    started = time.monotonic()
+    with pytest.raises(EngineUnreachable, match="does not answer"):
+        open_sandbox(SandboxSpec(), "docker")
+    assert 0.9 < time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        pytest.param("docker", 8, marks=pytest.mark.docker),
+        pytest.param("docker", 64, marks=[pytest.mark.docker, pytest.mark.slow]),  # 30 s
+        pytest.param(KIND, 64, marks=[pytest.mark.docker, pytest.mark.slow], id="plain-64"),
+        ("bubblewrap", 64),
+    ],
+)
+def test_sandboxes_by_four_threads_leave_nothing(kind, count):
+    if kind == "bubblewrap" and why_unusable():
+        pytest.skip("bubblewrap does not work here")
+    mark, unique = owner_mark(), "98760.4321"
+
+    def work(number: int) -> bytes:
+        with open_sandbox(SandboxSpec(), kind) as box:
+            box.write_file("n", str(number).encode())
+            box.run(f"setsid sleep {unique} >/dev/null 2>&1 &")
+            return box.run("cat n").output
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(count))) == [str(n).encode() for n in range(count)]
+    assert not processes_with(unique)
+    assert not folders(mark) if kind == "bubblewrap" else not containers(mark)
+    assert kind != "bubblewrap" or not groups(mark)
+    assert not [thread for thread in threading.enumerate() if thread.name == "sandbox-keeper"]
