@@ -99,12 +99,16 @@ class Chat:
         system: str,
         user: str,
         *,
+        tail: str = "",
         pin_system: bool = True,
         pin_user: bool = True,
+        pin_tail: bool = False,
     ) -> None:
         """Write turn 0: system and user message and the generation prompt.
 
-        Raises `ValueError` if the log is not empty.
+        The user message is `user` and `tail`, encoded as one; each is a segment (to within a token
+        where they meet), so that the tail alone may be left unpinned. Raises `ValueError` if the
+        log is not empty.
         """
         if len(log):
             raise ValueError(f"turn 0 needs an empty log, this one holds {len(log)} ids")
@@ -112,11 +116,16 @@ class Chat:
         system_end, user_header = self._divide(first.after)
         user_end, prompt = self._divide(second.after)
         system_ids = self._ids(first.before, first.edges(system), system_end)
-        user_ids = self._ids(user_header, second.edges(user), user_end)
+        user_ids = self._ids(user_header, second.edges(user + tail), user_end)
+        cut = len(self._ids(user_header, second.edges(user))) if tail else len(user_ids)
         log.append(
             system_ids, role="system", kind="injected", turn=0, pinned=pin_system, text=system
         )
-        log.append(user_ids, role="user", kind="injected", turn=0, pinned=pin_user, text=user)
+        log.append(user_ids[:cut], role="user", kind="injected", turn=0, pinned=pin_user, text=user)
+        if tail:
+            log.append(
+                user_ids[cut:], role="user", kind="injected", turn=0, pinned=pin_tail, text=tail
+            )
         log.append(self._ids(prompt), role="assistant", kind="injected", turn=0, text=prompt)
 
     def bridge(

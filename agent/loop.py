@@ -177,32 +177,38 @@ class Loop:
     def _open(self) -> None:
         """Turn 0: who the model is, the issue, and the code it is about."""
         system = system_prompt(self.settings, self.instance, self.dialect)
-        user = self._user_prompt(system)
+        issue, code = self._user_prompt(system)
         self.chat.open(
             self.log,
             system,
-            user,
+            issue,
+            tail=code,
             pin_system=self.settings.pin_system,
             pin_user=self.settings.pin_user,
+            pin_tail=self.settings.pin_code,
         )
+        user = issue + code
         self.trajectory.append("start", {"system": system, "user": user, "ids": [0, len(self.log)]})
         self.watcher.opened(system, user, len(self.log))
 
-    def _user_prompt(self, system: str) -> str:
-        """The issue with as much code as leaves room in the budget for the turns to come."""
+    def _user_prompt(self, system: str) -> tuple[str, str]:
+        """The issue, and as much code as leaves room in the budget for the turns to come."""
         chars = self.settings.context.code_chars
         room = None if self.budget is None else int(self.settings.context.share * self.budget)
         while True:
-            code = ""
-            if chars:
-                found = issue_code(self._workspace, self.instance.problem, max_chars=chars)
-                code, self._workspace.shown = found.text, found.shown
-            user = user_prompt(
-                self.settings, self.instance, code=_plain(code), workdir=self.sandbox.workdir
+            found = issue_code(self._workspace, self.instance.problem, max_chars=chars)
+            issue, code = user_prompt(
+                self.settings,
+                self.instance,
+                code=_plain(found.text),
+                workdir=self.sandbox.workdir,
             )
-            if not code or room is None or len(self.chat.encode(system + user)) <= room:
-                return user
-            chars = min(chars, len(code)) * 3 // 4
+            self._workspace.shown = found.shown
+            if not found.text or room is None:
+                return issue, code
+            if len(self.chat.encode(system + issue + code)) <= room:
+                return issue, code
+            chars = min(chars, len(found.text)) * 3 // 4
 
     def _step(self) -> None:
         """One reply and what comes of it."""

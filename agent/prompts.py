@@ -88,14 +88,18 @@ def system_prompt(settings: AgentSettings, instance: Instance, dialect: Dialect)
     ).strip()
 
 
-def user_prompt(settings: AgentSettings, instance: Instance, *, code: str, workdir: str) -> str:
-    """The first user message: the issue, and the code it is about."""
-    return render(
-        settings.user,
-        problem=instance.problem.strip(),
-        package=instance.package or "",
-        test_command=instance.test_command or "",
-        code=code,
-        workdir=workdir,
-        limits=settings.limits,
-    ).strip()
+def user_prompt(
+    settings: AgentSettings, instance: Instance, *, code: str, workdir: str
+) -> tuple[str, str]:
+    """The first user message in two parts: the issue, and the code it is about."""
+    values = {
+        "problem": instance.problem.strip(),
+        "package": instance.package or "",
+        "test_command": instance.test_command or "",
+        "code": code,
+        "workdir": workdir,
+        "limits": settings.limits,
+    }
+    issue = render(settings.user, **values).strip()
+    rest = render(settings.code, **values).strip()
+    return issue, f"\n\n{rest}" if rest else ""

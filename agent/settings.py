@@ -75,7 +75,10 @@ class ContextSettings(_Strict):
 
     code_chars: int = Field(5_000, ge=0, description="characters of source shown up front")
     share: float = Field(
-        0.75, gt=0, le=1, description="of a token budget that turn 0 may take; code is cut to fit"
+        0.75,
+        gt=0,
+        description="of a token budget that turn 0 may take, 2 for twice the budget; code is cut "
+        "to fit",
     )
 
 
@@ -101,8 +104,10 @@ class AgentSettings(_Strict):
     observation_role: Literal["user", "tool"] = "user"
     pin_system: bool = True
     pin_user: bool = True
+    pin_code: bool = False
     system: str
-    user: str
+    user: str  # the issue
+    code: str  # what follows it in the same message
     tools: dict[str, ToolSettings]
     example: tuple[ExampleTurn, ...] = ()
     limits: Limits = Limits.model_validate({})

@@ -74,7 +74,7 @@ def issue_code(workspace: Workspace, issue: str, *, max_chars: int) -> IssueCode
 
     Each file under its path, lines with their numbers, docstrings and what lies between left out.
     """
-    files = _read(workspace, issue)
+    files = _read(workspace, issue) if max_chars > 0 else {}
     scores = _scores(files, issue)
     spent = 0
     least = max([0.5, *(_FAINT * score for score in scores.values())])

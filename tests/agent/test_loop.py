@@ -58,6 +58,7 @@ class Rig:
         )
         self.clock: Callable[[], float] | None = None
         self.instance = ISSUE
+        self.budget: int | None = None
 
     def limits(self, **values: Any) -> Rig:
         limits = self.settings.limits.model_copy(update=values)
@@ -75,6 +76,7 @@ class Rig:
                 make_dialect(self.settings, self.instance),
                 self.settings,
                 trajectory,
+                budget=self.budget,
                 **({"clock": self.clock} if self.clock else {}),
             )
             self.outcome = self.loop.run()
@@ -152,6 +154,31 @@ def test_the_issue_and_its_code_are_shown_first(rig: Rig) -> None:
     start = rig.lines("start")[0]
     assert start["user"] in first
     assert start["system"] in first
+
+
+def test_instructions_and_issue_are_pinned_and_the_code_is_not(rig: Rig) -> None:
+    rig.run(FIX, xml("submit"))
+    log = rig.loop.log
+    pinned = "".join(rig.chat.text(log.ids[start:end]) for start, end in log.pinned_spans())
+    start = rig.lines("start")[0]
+    issue, code = start["user"].split("\n\nCODE:")
+    assert start["system"] in pinned
+    assert issue in pinned
+    assert "1|def total" not in pinned
+    assert "1|def total" in code
+
+
+def test_the_code_shown_leaves_room_in_a_small_budget(rig: Rig) -> None:
+    many = "".join(f"def total_{n}(x):\n    return {n}\n\n" for n in range(60))
+    rig.sandbox.write_file("shop/many.py", many.encode())
+    rig.instance = replace(ISSUE, problem=" ".join(f"total_{n}()" for n in range(60)))
+    rig.run(FIX, xml("submit"))
+    long = rig.lines("start")[0]["ids"][1]
+    rig.folder, rig.budget = rig.folder.with_name("small"), int(long * 0.9)
+    rig.run(FIX, xml("submit"))
+    short = rig.lines("start")[0]
+    assert short["ids"][1] <= 0.76 * rig.budget
+    assert "def total_" in short["user"]
 
 
 def test_what_the_model_reads_next_is_the_observation(rig: Rig) -> None:

@@ -50,9 +50,9 @@ def test_the_compact_prompt_is_short() -> None:
 
 
 def test_an_issue_is_not_taken_for_a_template() -> None:
-    text = user_prompt(load_settings(), ISSUE, code="1|{{ x }}", workdir="/w")
-    assert "{{ text }} with {% braces %}" in text
-    assert "1|{{ x }}" in text
+    issue, code = user_prompt(load_settings(), ISSUE, code="1|{{ x }}", workdir="/w")
+    assert "{{ text }} with {% braces %}" in issue
+    assert "1|{{ x }}" in code
 
 
 def test_overrides_by_dotted_key() -> None:
