@@ -83,7 +83,7 @@ def run(
         ),
     ] = DEMO_MODEL,
     dtype: Annotated[
-        str, typer.Option(help="Type of the weights.", rich_help_panel=_CACHE)
+        str, typer.Option(help="auto, bfloat16, float16, float32, int8.", rich_help_panel=_CACHE)
     ] = "auto",
     device: Annotated[
         str, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=_CACHE)

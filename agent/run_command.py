@@ -135,7 +135,7 @@ def _made(run: Run) -> tuple[dict[str, Any], int]:
     with TerminalProgress(run.console) as progress:
         loaded = load(options.model, dtype=options.dtype, device=options.device, progress=progress)
     chat = Chat(loaded.tokenizer, loaded.name)
-    run.say(f"model: {loaded.name}, {str(loaded.dtype).removeprefix('torch.')}, {loaded.device}")
+    run.say(f"model: {loaded.name}, {loaded.precision}, {loaded.device}")
     run.say(f"cache: {options.method}, {options.protocol}; {_budget_words(first)}")
     run.say(f"run folder: {run.folder}")
     run.facts = _facts(run, loaded)
@@ -289,6 +289,7 @@ def _facts(run: Run, loaded: LoadedModel) -> dict[str, Any]:
         "model": {
             "name": loaded.name,
             "sha256": loaded.sha256,
+            "precision": loaded.precision,
             "dtype": str(loaded.dtype).removeprefix("torch."),
             "device": str(loaded.device),
         },
