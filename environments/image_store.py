@@ -97,12 +97,12 @@ def check_image(name: str | None, *, pull: str = "missing", progress: Progress =
 def prune_images(client: docker.DockerClient, *, everything: bool = False) -> dict[str, str]:
     """Remove base images of earlier recipes (with `everything` the present ones too).
 
-    Returns name -> "removed", or why it is still there. Nothing that this project did not make is
-    touched. Raises EngineUnreachable.
+    Returns name -> "removed", or why it is still there. Names that others gave stay.
+    Raises EngineUnreachable.
     """
     done: dict[str, str] = {}
     for item in list_images(client):
-        if item.kind == "base" and not everything:
+        if item.kind == "other" or (item.kind == "base" and not everything):
             continue
         try:
             with translated(f"cannot remove {item.name}"):

@@ -191,20 +191,21 @@ def build_from(
     named_image(client, base, progress, pull)
     try:
         with translated(f"image {name} cannot be built"):
-            client.images.build(
-                fileobj=_context(),
-                custom_context=True,
-                tag=name,
-                buildargs={"BASE": base},
-                labels={LABEL: "base"},
-                rm=True,
-                forcerm=True,
-            )
-    except BuildError as error:
-        lines = [str(item.get("stream", "")) for item in error.build_log]
-        raise ImageMissing(
-            f"image {name} cannot be built: {error}; {''.join(lines)[-500:].strip()}"
-        ) from error
+            try:
+                client.images.build(
+                    fileobj=_context(),
+                    custom_context=True,
+                    tag=name,
+                    buildargs={"BASE": base},
+                    labels={LABEL: "base"},
+                    rm=True,
+                    forcerm=True,
+                )
+            except BuildError as error:
+                log = "".join(str(item.get("stream", "")) for item in error.build_log)
+                raise ImageMissing(
+                    f"image {name} cannot be built on {base}: {log.strip()[-800:]}"
+                ) from error
     except SandboxError as error:
         raise ImageMissing(str(error)) from error
     return BaseImage(name)
