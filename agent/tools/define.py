@@ -71,9 +71,10 @@ class _Change:
         changed = [path for path in self._after if self._after[path] != self._before[path]]
         if not changed:
             names = ", ".join(self._same) or "the code"
+            others = [name for _, name in self._workspace.shown if name not in self._same][:12]
             raise ToolError(
-                f"Nothing was changed: {names} reads exactly like this already. "
-                "Look at the issue again: what has to be different?"
+                f"Nothing was changed: {names} reads exactly like this already. The mistake may be "
+                f"in another function{': ' if others else ''}{', '.join(others)}."
             )
         for path in changed:
             after = add_below_imports(self._after[path], self._code.imports)
