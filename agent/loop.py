@@ -7,51 +7,28 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Any, Protocol
 
+from agent.advice import Advice
 from agent.chat import Chat
 from agent.dialects.base import Call, Dialect, ParsedTurn
+from agent.exits import Exit, ExitReason
 from agent.interrupts import interruptible, uninterrupted
 from agent.prompts import offered_tools, render, system_prompt, user_prompt
 from agent.protocol import Reply, ReplyProtocol
 from agent.session import TurnStats
 from agent.settings import AgentSettings
 from agent.token_log import TokenLog
-from agent.tools import EDITING, TOOLS, Observation, ToolError, Workspace
+from agent.tools import TOOLS, Observation, ToolError, Workspace
 from agent.tools.context import issue_code
-from agent.tools.run import test_result
 from agent.tools.text import clip
 from agent.trajectory import Trajectory
 from environments.base import Patch, Sandbox, SandboxError, SandboxFileError
 from tasks.instance import Instance
 
 _LEAST_REPLY = 32  # tokens; with fewer left a call cannot be written
-
-
-class ExitReason(StrEnum):
-    """Why a run ended."""
-
-    SUBMITTED = "submitted"
-    STEP_LIMIT = "step_limit"
-    TOKEN_LIMIT = "token_limit"
-    WALL_TIME = "wall_time"
-    STUCK = "stuck"
-    FORMAT_ERRORS = "format_errors"
-    SANDBOX_LOST = "sandbox_lost"
-    INTERRUPTED = "interrupted"
-    ERROR = "error"
-
-
-class Exit(Exception):
-    """Ends the loop. The text says what the limit was, or what happened."""
-
-    def __init__(self, reason: ExitReason, detail: str = "") -> None:
-        super().__init__(detail)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +117,6 @@ class Loop:
         self._turns: list[TurnStats] = []
         self._tool_seconds: list[float] = []
         self._format_errors = 0
-        self._seen: Counter[tuple[str, str, bytes]] = Counter()
 
     def run(self) -> Outcome:
         """Work until submission or a limit. Raises nothing: what ends the run is its outcome."""
@@ -156,6 +132,7 @@ class Loop:
             deadline=self._deadline,
             clock=self.clock,
         )
+        self._advice = Advice(self.settings, self.instance, self._workspace, list(self._tools))
         try:
             with interruptible():
                 self._open()
@@ -279,17 +256,24 @@ class Loop:
         if turn.call is None:
             return self._format_error(turn, reply, limit)
         self._format_errors = 0
+        failed = False
         try:
             observation = self._tools[turn.call.name](self._workspace, turn.call.arguments)
         except ToolError as error:
-            observation = Observation(str(error))
+            observation, failed = Observation(str(error)), True
         except SandboxFileError as error:
-            observation = Observation(f"{turn.call.name} failed: {error}")
+            observation, failed = Observation(f"{turn.call.name} failed: {error}"), True
         if observation.changed:
             self._save_patch()
-        if observation.final and not self._patch:
-            observation = Observation(self._message(self.settings.messages.nothing_changed))
-        return self._with_notes(turn.call, observation)
+        if observation.final and (why := self._advice.held_back(self._patch.data)):
+            observation = Observation(why)
+        return self._advice.completed(
+            turn.call,
+            observation,
+            self._patch.data,
+            failed=failed,
+            steps_left=self.limits.steps - self.steps,
+        )
 
     def _format_error(self, turn: ParsedTurn, reply: Reply, limit: int) -> Observation:
         self._format_errors += 1
@@ -302,42 +286,6 @@ class Loop:
         messages = self.settings.messages
         template = messages.cut_off if reply.finish == "length" else messages.format_error
         return Observation(render(template, message=message, limit=limit))
-
-    def _with_notes(self, call: Call, observation: Observation) -> Observation:
-        """Add advice, and say so when the model repeats itself. Raises Exit when it is stuck."""
-        messages, notes = self.settings.messages, []
-        # Equal results count as a repetition only where the tree is the same as well.
-        arguments = repr(sorted(call.arguments.items()))
-        key = (f"{call.name}{arguments}", observation.text, self._patch.data)
-        self._seen[key] += 1
-        if self._seen[key] >= self.limits.repeats:
-            raise Exit(ExitReason.STUCK, f"{self._seen[key]} times the same {call.name} and result")
-        if self._seen[key] > 1:
-            notes.append(self._message(messages.repeated, call=call.name))
-        elif observation.changed and call.name in EDITING:
-            notes += [self._test_note(), self._message(messages.after_edit)]
-        elif call.name in ("run", "test"):
-            notes.append(self._message(messages.after_test))
-        notes.append(self._message(messages.steps_left, left=self.limits.steps - self.steps))
-        text = "\n".join([observation.text, *(note for note in notes if note)])
-        return Observation(text, changed=observation.changed, final=observation.final)
-
-    def _test_note(self) -> str:
-        """What the project's own tests say to a change."""
-        seconds = self.limits.test_time
-        if not seconds or not self._workspace.test_command:
-            return ""
-        result = test_result(self._workspace, seconds)
-        if result is None:
-            return ""
-        passed, output = result
-        messages = self.settings.messages
-        template = messages.tests_pass if passed else messages.tests_fail
-        return self._message(template, output=output)
-
-    def _message(self, template: str, **values: Any) -> str:
-        given = {"patch": bool(self._patch), "tools": list(self._tools), **values}
-        return render(template, **given).strip()
 
     # What is kept
 

@@ -15,8 +15,9 @@ from rich.text import Text
 
 from agent.chat import Chat
 from agent.display import TerminalWatcher, show_end, show_patch
+from agent.exits import ExitReason
 from agent.interrupts import interruptible
-from agent.loop import ExitReason, Loop, Outcome
+from agent.loop import Loop, Outcome
 from agent.models import LoadedModel, load
 from agent.progress import TerminalProgress
 from agent.prompts import make_dialect

@@ -89,9 +89,11 @@ class Messages(_Strict):
     cut_off: str = "Your reply was cut off at {{ limit }} tokens. {{ message }}"
     repeated: str = "You made this very call before, with the same result."
     after_edit: str = ""
+    after_error: str = ""
     tests_pass: str = "The tests of the project pass."
     tests_fail: str = "Tests of the project fail:\n{{ output }}"
     after_test: str = ""
+    tests_still_fail: str = ""  # said to the first submission after a failed test run
     nothing_changed: str = "No file was changed so far, so there is nothing to submit."
     steps_left: str = ""
 

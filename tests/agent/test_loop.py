@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from scripted import ScriptedProtocol, byte_chat, xml
 
-from agent.loop import ExitReason, Loop, Outcome
+from agent.exits import ExitReason
+from agent.loop import Loop, Outcome
 from agent.prompts import make_dialect
 from agent.settings import AgentSettings, load_settings
 from agent.trajectory import PATCH, Trajectory, read_trajectory
@@ -54,7 +55,7 @@ class Rig:
         self.sandbox, self.folder = sandbox, folder
         self.chat = byte_chat()
         self.settings = load_settings(
-            "compact", ["limits.total_tokens=100000", "dialect=xml_calls"]
+            "compact", ["limits.total_tokens=100000", "limits.steps=20", "limits.test_time=0", "dialect=xml_calls"]
         )
         self.clock: Callable[[], float] | None = None
         self.instance = ISSUE
