@@ -307,11 +307,11 @@ def test_enormous_files_are_left_out_and_named(sandbox):
     assert set(patch.skipped) == {"big", "sparse"}
 
 
-def test_many_files(sandbox):
-    sandbox.run("mkdir d; for i in $(seq 3000); do echo $i > d/$i; done")
-    sandbox.mark_base()
-    sandbox.run("for i in $(seq 1 3 3000); do echo x$i > d/$i; done")
-    assert len(sandbox.diff().files) == 1000
+def test_many_files(one_sandbox):
+    one_sandbox.run("mkdir d; for i in $(seq 3000); do echo $i > d/$i; done")
+    one_sandbox.mark_base()
+    one_sandbox.run("for i in $(seq 1 3 3000); do echo x$i > d/$i; done")
+    assert len(one_sandbox.diff().files) == 1000
 
 
 # a base that commands cannot reach
