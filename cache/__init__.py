@@ -1,9 +1,13 @@
 """KV caches that forget on purpose: eviction under a budget for one persistent stream."""
 
-from cache.config import AnyConfig, DenseConfig, EvictionConfig, NexusConfig, parse_config, preset
+from cache.config import AnyConfig, DenseConfig, EvictingConfig
 from cache.evicting_cache import EvictingCache, make_pool
 from cache.generate import decode, generate, prefill
+from cache.methods import Method, Observation, methods, parse_config, register
+from cache.methods.nexus import NexusConfig
+from cache.presets import preset, preset_names
 from cache.sampling import Sampling
+from cache.snapshot import load_snapshot, save_snapshot
 from cache.stats import CacheStats, EvictionRecord
 from cache.store import Pool, PoolFull
 
@@ -12,16 +16,23 @@ __all__ = [
     "CacheStats",
     "DenseConfig",
     "EvictingCache",
-    "EvictionConfig",
+    "EvictingConfig",
     "EvictionRecord",
+    "Method",
     "NexusConfig",
+    "Observation",
     "Pool",
     "PoolFull",
     "Sampling",
     "decode",
     "generate",
+    "load_snapshot",
     "make_pool",
+    "methods",
     "parse_config",
     "prefill",
     "preset",
+    "preset_names",
+    "register",
+    "save_snapshot",
 ]

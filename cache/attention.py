@@ -68,7 +68,7 @@ def evicting_attention(
     scale = scaling if scaling is not None else dim**-0.5
     owner: EvictingCache | None = getattr(key, _OWNER, None)
     if owner is not None:
-        owner.observe(int(module.layer_idx), query, scale)  # type: ignore[arg-type]
+        owner.observe(int(module.layer_idx), query, key, scale)  # type: ignore[arg-type]
     group = query_heads // key.shape[1]
     # Folding the query group into the query length reads each key once.
     folded = query.reshape(1, key.shape[1], group * length, dim)

@@ -1,20 +1,18 @@
-"""What to evict, when, and down to how much: one frozen pydantic class per method.
+"""What to evict, when, and down to how much: what the configs of all methods have in common.
 
-Terms are those of "Nexus Sampling" (arXiv 2606.23961), section numbers in the field descriptions.
-`EvictionConfig` is the union of all methods, told apart by the field `method`; `preset()` gives the
-named settings.
+Terms are those of "Nexus Sampling" (arXiv 2606.23961). Each method's own config is a subclass of
+`EvictingConfig` in its file under `cache/methods/`, told apart by the field `method`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Scope = Literal["prefill", "prefill+decode"]
 Phase = Literal["prefill", "decode"]
-Heads = Literal["layer_mean", "layer_attention", "kv_head"]
-WalkRows = Literal["even", "newest", "all"]
+Selection = Literal["reservoir", "top_k"]
 
 
 class _Frozen(BaseModel):
@@ -53,11 +51,17 @@ class DenseConfig(_Frozen):
     block_size: int = Field(32, ge=1, description="tokens per block; only the unit of allocation")
 
 
-class _Evicting(_Frozen):
-    """Options that every evicting method has."""
+class EvictingConfig(_Frozen):
+    """Options that every evicting method has. What a method scores is one choice among several:
+
+    how blocks are chosen by their weights (`selection`), in what units (`block_size`, 1 for single
+    tokens), when (`scope`, `prefill_eviction`), down to what (`budget`), and what is not up for
+    choice (`sinks`, `recent`, pins).
+    """
 
     evicts: ClassVar[bool] = True
 
+    method: str
     scope: Scope = Field(
         "prefill+decode",
         description="prefill: evict only after a prompt or observation has been read; "
@@ -71,50 +75,22 @@ class _Evicting(_Frozen):
     budget: Budget = TokenBudget.model_validate({})
     block_size: int = Field(32, ge=1, description="b, tokens per block")
     sinks: int = Field(1, ge=0, description="blocks at the start that always stay")
+    window: int = Field(0, ge=0, description="W, newest queries that are observed; 0: none")
     recent: int | None = Field(
         None,
         ge=1,
         description="newest tokens whose blocks always stay; None takes max(window, block_size)",
     )
-    seed: int = Field(0, ge=0, lt=2**64, description="key of the counter-based generator")
-
-    @property
-    def recent_tokens(self) -> int:
-        """Newest tokens whose blocks are never evicted."""
-        return self.recent if self.recent is not None else self.block_size
-
-
-class NexusConfig(_Evicting):
-    """Nexus Sampling: direct attention plus a short walk over blocks, then a weighted reservoir."""
-
-    method: Literal["nexus"] = "nexus"
-    window: int = Field(16, ge=1, description="W, newest queries that are observed")
-    walk_steps: int = Field(3, ge=0, description="H, steps of the walk (Eq. 4); 0 turns it off")
-    walk_weight: float = Field(0.5, ge=0, description="lambda, weight of the walk term (Eq. 5)")
-    walk_rows: WalkRows = Field(
-        "even",
-        description="which rows the walk takes: even (spread over the window, oldest first), "
-        "newest (the last H), all",
-    )
-    recency_tiebreak: float = Field(1e-6, ge=0, description="epsilon, times the rank in age")
-    heads: Heads = Field(
-        "kv_head",
-        description="layer_mean: queries and keys averaged over heads, one decision per layer; "
-        "layer_attention: attention averaged over heads, one decision per layer; "
-        "kv_head: one decision per KV head",
-    )
-    selection: Literal["reservoir", "top_k"] = Field(
-        "reservoir", description="reservoir: weighted sampling (Eq. 6); top_k: the largest weights"
+    selection: Selection = Field(
+        "top_k",
+        description="top_k: the blocks of largest weight stay; reservoir: weighted sampling "
+        "without replacement (Nexus, Eq. 6)",
     )
     samples: int = Field(5, ge=1, description="n, uniforms averaged per block in the reservoir")
+    seed: int = Field(0, ge=0, lt=2**64, description="key of the counter-based generator")
 
     @model_validator(mode="after")
-    def _window_holds(self) -> NexusConfig:
-        if self.walk_steps > self.window:
-            raise ValueError(
-                f"walk_steps={self.walk_steps} exceeds window={self.window}: each step of the walk "
-                "takes one row of the window; lower walk_steps or raise window"
-            )
+    def _recent_holds_the_window(self) -> EvictingConfig:
         if self.recent is not None and self.recent < self.window:
             raise ValueError(
                 f"recent={self.recent} is below window={self.window}: the observed queries' own "
@@ -124,45 +100,8 @@ class NexusConfig(_Evicting):
 
     @property
     def recent_tokens(self) -> int:
+        """Newest tokens whose blocks are never evicted."""
         return self.recent if self.recent is not None else max(self.window, self.block_size)
 
 
-EvictionConfig = Annotated[DenseConfig | NexusConfig, Field(discriminator="method")]
-AnyConfig = DenseConfig | NexusConfig
-_ADAPTER: TypeAdapter[AnyConfig] = TypeAdapter(EvictionConfig)
-
-_PAPER: dict[str, Any] = {
-    "budget": {"kind": "density", "density": 0.2},
-    "prefill_eviction": "end",
-}
-PRESETS: dict[str, dict[str, Any]] = {
-    "dense": {"method": "dense"},
-    "nexus": {"method": "nexus"},
-    "nexus-paper": {
-        "method": "nexus",
-        "heads": "layer_mean",
-        "walk_rows": "newest",
-        **_PAPER,
-    },
-}
-
-
-def methods() -> tuple[str, ...]:
-    """Names that the field `method` takes."""
-    union = get_args(EvictionConfig)[0]
-    return tuple(get_args(c.model_fields["method"].annotation)[0] for c in get_args(union))
-
-
-def parse_config(data: dict[str, Any]) -> AnyConfig:
-    """Config from plain data (YAML, JSON). Raises pydantic.ValidationError naming the field."""
-    return _ADAPTER.validate_python(data)
-
-
-def preset(name: str, **changes: Any) -> AnyConfig:
-    """The named preset with `changes` on top.
-
-    Raises ValueError for an unknown name, pydantic.ValidationError for an unknown or bad field.
-    """
-    if name not in PRESETS:
-        raise ValueError(f"unknown method {name!r}; there are: {', '.join(PRESETS)}")
-    return parse_config({**PRESETS[name], **changes})
+AnyConfig = DenseConfig | EvictingConfig

@@ -15,12 +15,13 @@ from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
 from cache.attention import attach, lower_right_mask, mark_owner
 from cache.budgets import ceil_blocks
-from cache.config import AnyConfig, DenseConfig, Phase
-from cache.methods import make_method
-from cache.methods.base import Method, Observation
+from cache.config import AnyConfig, EvictingConfig, Phase
+from cache.methods import Method, Observation, make_method
 from cache.policy import Policy
 from cache.query_window import QueryWindow
-from cache.selection import keep_largest
+from cache.selection import keep_largest, priorities
+from cache.slot_sums import SlotSums
+from cache.state import CacheState, model_shape
 from cache.stats import CacheStats, EvictionRecord
 from cache.store import Pool
 
@@ -56,9 +57,14 @@ class EvictingCache(Cache):
         self.record_kept = record_kept
         self.seen = 0
         self._closed = False
-        self._policy = None if isinstance(config, DenseConfig) else Policy(config)
-        self._method = None if isinstance(config, DenseConfig) else make_method(config)
-        self._window = QueryWindow(self._method.window if self._method else 0, self.num_layers)
+        self._model = model
+        self._policy: Policy | None = None
+        self._method: Method[Any] | None = None
+        self._window = QueryWindow(0, self.num_layers)
+        if isinstance(config, EvictingConfig):
+            self._policy, self._method = Policy(config), make_method(config)
+            self._window = QueryWindow(config.window, self.num_layers)
+        self._sums = SlotSums(self.num_layers, config.block_size)
         self._scaling = [0.0] * self.num_layers
         self._pending = 0  # tokens of the forward pass under way
         self._mask: tuple[tuple[int, int], torch.Tensor] | None = None
@@ -126,6 +132,7 @@ class EvictingCache(Cache):
         if layer_idx == 0:
             self._pending = length
             self._window.begin()
+            self._sums.begin()
             self.reserve(length)
         total = self.resident + length
         self.pool.write(layer_idx, self.row, key_states[0], value_states[0])
@@ -140,8 +147,10 @@ class EvictingCache(Cache):
         self.row = self.pool.take()
         self.stats = CacheStats()
         self.seen = self._pending = 0
-        self._policy = None if isinstance(self.config, DenseConfig) else Policy(self.config)
+        if self._policy is not None:
+            self._policy = Policy(self._policy.config)
         self._window.clear()
+        self._sums.restore(None)
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("an evicting cache cannot be cropped: what left is gone")
@@ -151,10 +160,15 @@ class EvictingCache(Cache):
 
     # -- what the attention function tells -------------------------------------------------------
 
-    def observe(self, layer: int, query: torch.Tensor, scaling: float) -> None:
-        """Take note of a layer's rotated queries [1, H_q, q, D] and its factor of q.k."""
+    def observe(self, layer: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
+        """Take note of a layer's rotated queries [1, H_q, q, D] and its factor of q.k.
+
+        key: [1, H_kv, T, D], all that they attend to, in slot order.
+        """
         self._scaling[layer] = scaling
         self._window.stage(layer, query[0])
+        if self._method is not None and self._method.observes:
+            self._sums.stage(layer, self._method.observe(query[0], key[0], scaling))
 
     def causal_mask(self, queries: int, keys: int, like: torch.Tensor) -> torch.Tensor:
         """`lower_right_mask`, made once for all layers of a forward pass."""
@@ -169,6 +183,8 @@ class EvictingCache(Cache):
         self.pool.advance(self.row, self._pending, self.seen)
         self.seen += self._pending
         self._window.commit(self.seen)
+        if self._method is not None and self._method.observes:
+            self._sums.commit()
         self._pending, self._mask = 0, None
         self.stats.peak_tokens = max(self.stats.peak_tokens, self.resident)
 
@@ -186,13 +202,18 @@ class EvictingCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors behind this cache: its pool (shared with other rows) and window."""
-        return self.pool.nbytes + self._window.nbytes
+        """Bytes of all tensors behind this cache: its pool (shared with other rows) and state."""
+        return self.pool.nbytes + self.state_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of what the method needs beside keys and values: kept queries, sums."""
+        return self._window.nbytes + self._sums.nbytes
 
     @property
     def peak_bytes(self) -> int:
         """Most bytes that were ever held at once, copies while growing included."""
-        return self.pool.peak_bytes + self._window.nbytes
+        return self.pool.peak_bytes + self.state_bytes
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more; a token budget's own room is taken at once."""
@@ -268,22 +289,29 @@ class EvictingCache(Cache):
             self.pool.fit(policy.token_ceiling or int(self.resident * 1.25))
         return record
 
-    def _cut(self, policy: Policy, method: Method, phase: Phase, target: int) -> EvictionRecord:
+    def _cut(
+        self, policy: Policy, method: Method[Any], phase: Phase, target: int
+    ) -> EvictionRecord:
         length, before = self.resident, self.blocks
         observation = Observation(
-            queries=self._window.newest(self.seen),
+            queries=self._window.newest(self.seen, self.pool.keys),
             keys=self.pool.keys[:, self.row, :, :length],
             block_ids=self.block_ids,
             scaling=torch.tensor(self._scaling, device=self.pool.keys.device),
             block_size=self.pool.block_size,
             seen=self.seen,
             step=self.stats.evictions,
+            sums=self._sums.view(),
         )
-        priorities = method.priorities(observation).expand_as(observation.block_ids)
         ordered = observation.sorted_block_ids
-        keep = keep_largest(priorities, policy.forced_mask(ordered, self.seen), target)
+        ranked = priorities(
+            method.weights(observation), ordered, policy.config, step=self.stats.evictions
+        )
+        forced = policy.forced_mask(ordered, self.seen)
+        keep = keep_largest(ranked.expand_as(ordered), forced, target)
         pages = torch.zeros_like(keep).scatter_(-1, observation.order, keep)
-        self.pool.compact(self.row, pages, target)
+        moves = self.pool.compact(self.row, pages, target)
+        self._sums.compact(moves, self.resident)
         record = EvictionRecord(
             step=self.stats.evictions,
             phase=phase,
@@ -297,6 +325,62 @@ class EvictingCache(Cache):
         if self.record_kept:
             self.stats.records.append(record)
         return record
+
+    # -- copies ----------------------------------------------------------------------------------
+
+    def state(self) -> CacheState:
+        """Everything that decides what comes next; tensors are views, to be copied by the taker.
+
+        Raises RuntimeError in the middle of a forward pass.
+        """
+        length, row = self.resident, self.row
+        tensors = {
+            "keys": self.pool.keys[:, row, :, :length],
+            "values": self.pool.values[:, row, :, :length],
+            "block_ids": self.block_ids,
+        }
+        for name, tensor in (("queries", self._window.ring), ("sums", self._sums.view())):
+            if tensor is not None:
+                tensors[name] = tensor
+        return CacheState(
+            model=model_shape(self._model),
+            config=self.config.model_dump(mode="json"),
+            seen=self.seen,
+            scaling=tuple(self._scaling),
+            policy={} if self._policy is None else self._policy.state(),
+            stats=self.stats.counters(),
+            tensors=tensors,
+        )
+
+    def restore(self, state: CacheState) -> None:
+        """Become a copy of the cache that `state` was taken from; nothing is shared with it.
+
+        Raises ValueError, naming what differs, for another model or config.
+        """
+        state.require(model_shape(self._model), self.config.model_dump(mode="json"))
+        self.reset()
+        tensors = state.tensors
+        length = tensors["keys"].shape[2]
+        self.reserve(length)
+        self.pool.fill(self.row, tensors["keys"], tensors["values"], tensors["block_ids"])
+        self.seen = state.seen
+        self._scaling = list(state.scaling)
+        self._window.restore(tensors.get("queries"))
+        self._sums.restore(tensors.get("sums"))
+        if self._policy is not None:
+            self._policy.restore(state.policy)
+        self.stats = CacheStats(**state.stats)
+
+    def fork(self, *, pool: Pool | None = None) -> EvictingCache:
+        """A copy that shares nothing mutable with this, in a row of `pool` or a pool of its own.
+
+        It costs a copy of the row. Raises PoolFull when `pool` has no free row.
+        """
+        pool = pool if pool is not None else make_pool(self._model, self.config)
+        twin = EvictingCache(self._model, self.config, pool=pool, record_kept=self.record_kept)
+        twin.restore(self.state())
+        twin.stats.records.extend(self.stats.records)
+        return twin
 
     def close(self) -> None:
         """Give the row back to its pool; the cache cannot be used any more."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from cache.budgets import blocks_to_keep, ceil_blocks, check_token_budget
-from cache.config import DensityBudget, NexusConfig, Phase, TokenBudget
+from cache.config import DensityBudget, EvictingConfig, Phase, TokenBudget
 
 
 class Policy:
@@ -15,7 +17,7 @@ class Policy:
     sinks, the blocks of pinned spans, and those that hold one of the newest `recent_tokens`.
     """
 
-    def __init__(self, config: NexusConfig) -> None:
+    def __init__(self, config: EvictingConfig) -> None:
         self.config = config
         self.block_size = config.block_size
         self._pinned: set[int] = set()
@@ -85,6 +87,19 @@ class Policy:
             budget, base=base, forced=self.forced_count(seen), block_size=self.block_size
         )
         return self._decode_blocks
+
+    def state(self) -> dict[str, Any]:
+        """What was decided so far, as plain data."""
+        return {
+            "pinned": sorted(self._pinned),
+            "first_prompt": self._first_prompt,
+            "decode_blocks": self._decode_blocks,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what another session's policy decided."""
+        self._pinned = set(state["pinned"])
+        self._first_prompt, self._decode_blocks = state["first_prompt"], state["decode_blocks"]
 
     def _always(self) -> set[int]:
         return self._pinned | set(range(self.config.sinks))

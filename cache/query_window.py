@@ -15,16 +15,16 @@ class QueryWindow:
     def __init__(self, size: int, layers: int) -> None:
         self.size = size
         self._staged: list[torch.Tensor | None] = [None] * layers
-        self._ring: torch.Tensor | None = None  # [L, H_q, size, D]
+        self.ring: torch.Tensor | None = None  # [L, H_q, size, D]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the ring."""
-        return self._ring.nbytes if self._ring is not None else 0
+        return self.ring.nbytes if self.ring is not None else 0
 
     def clear(self) -> None:
         """Forget all queries."""
-        self._ring = None
+        self.ring = None
         self.begin()
 
     def begin(self) -> None:
@@ -43,22 +43,36 @@ class QueryWindow:
             return
         new = torch.stack([q for q in self._staged if q is not None])
         self.begin()
-        if self._ring is None:
+        if self.ring is None:
             shape = (*new.shape[:2], self.size, new.shape[3])
             # A tensor born in inference mode could not be written outside it.
             with torch.inference_mode(False):
-                self._ring = torch.zeros(shape, dtype=new.dtype, device=new.device)
+                self.ring = torch.zeros(shape, dtype=new.dtype, device=new.device)
         count = new.shape[2]
         slots = torch.arange(seen - count, seen, device=new.device) % self.size
-        self._ring[:, :, slots] = new
+        self.ring[:, :, slots] = new
 
-    def newest(self, seen: int) -> torch.Tensor:
-        """[L, H_q, min(size, seen), D], oldest first. Raises RuntimeError before the first pass."""
-        if self._ring is None:
+    def restore(self, ring: torch.Tensor | None) -> None:
+        """Take over the ring of another window; a copy is made."""
+        self.clear()
+        if ring is not None:
+            with torch.inference_mode(False):
+                self.ring = torch.empty(ring.shape, dtype=ring.dtype, device=ring.device)
+            self.ring.copy_(ring)
+
+    def newest(self, seen: int, keys: torch.Tensor) -> torch.Tensor:
+        """[L, H_q, min(size, seen), D], oldest first; no queries for size 0.
+
+        keys: any tensor whose first and last dimensions are L and D. Raises RuntimeError before
+        the first pass.
+        """
+        if not self.size:
+            return keys.new_empty(keys.shape[0], 0, 0, keys.shape[-1])
+        if self.ring is None:
             raise RuntimeError(
                 "no queries were observed: the model does not run the 'evicting' attention "
                 "(its attn_implementation was changed after the cache was made)"
             )
         count = min(self.size, seen)
-        slots = torch.arange(seen - count, seen, device=self._ring.device) % self.size
-        return self._ring[:, :, slots]
+        slots = torch.arange(seen - count, seen, device=self.ring.device) % self.size
+        return self.ring[:, :, slots]

@@ -4,6 +4,31 @@ from __future__ import annotations
 
 import torch
 
+from cache.config import EvictingConfig
+from cache.philox import uniforms
+
+
+def priorities(
+    weights: torch.Tensor, block_ids: torch.Tensor, config: EvictingConfig, *, step: int
+) -> torch.Tensor:
+    """What `config.selection` makes of weights [L, H or 1, N]; the largest stay.
+
+    block_ids: int64 [L, H, N], in the order of the weights. The reservoir's draws depend on (seed,
+    step, layer, head, block) alone; a layer that decides as one has head 0.
+    """
+    if config.selection == "top_k":
+        return weights
+    layers, heads, _ = weights.shape
+    draws = uniforms(
+        config.seed,
+        step,
+        torch.arange(layers, device=weights.device)[:, None, None],
+        torch.arange(heads, device=weights.device)[None, :, None],
+        block_ids[:, :heads],
+        config.samples,
+    )
+    return reservoir_priorities(weights, draws)
+
 
 def reservoir_priorities(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Log of the mean over i of u_i^(1/w), up to a constant (Eq. 6; n = 1: Efraimidis-Spirakis).

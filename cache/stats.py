@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 
@@ -34,3 +35,7 @@ class CacheStats:
     peak_tokens: int = 0  # most slots held at once
     eviction_seconds: float = 0.0  # wall time in `evict`, host side
     records: list[EvictionRecord] = field(default_factory=list)  # where recording is on
+
+    def counters(self) -> dict[str, Any]:
+        """All but the records, as plain data."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "records"}

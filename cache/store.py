@@ -195,6 +195,21 @@ class Pool:
             ids = torch.arange(first_page, last_page, device=self.block_ids.device) + shift
             self.block_ids[:, row, :, first_page:last_page] = ids
 
+    def fill(
+        self, row: int, keys: torch.Tensor, values: torch.Tensor, block_ids: torch.Tensor
+    ) -> None:
+        """Make copies of [L, H_kv, T, D], [L, H_kv, T, D], [L, H_kv, N] the content of `row`.
+
+        Raises ValueError when the capacity was not reserved.
+        """
+        length = keys.shape[2]
+        if length > self.capacity:
+            raise ValueError(f"{length} slots are needed, {self.capacity} reserved: reserve first")
+        self.keys[:, row, :, :length] = keys
+        self.values[:, row, :, :length] = values
+        self.block_ids[:, row, :, : block_ids.shape[2]] = block_ids
+        self._lengths[row] = length
+
     def compact(self, row: int, keep: torch.Tensor, kept: int) -> PageMoves:
         """Drop the pages of `row` that `keep` [L, H_kv, P] leaves out; `kept` are set in each head.
 

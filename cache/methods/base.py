@@ -5,10 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 
-from cache.config import AnyConfig
+from cache.budgets import ceil_blocks
+from cache.config import EvictingConfig
+
+ConfigT = TypeVar("ConfigT", bound=EvictingConfig)
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,8 @@ class Observation:
     keys: [L, H_kv, T, D], rotated, in slot order.
     block_ids: int64 [L, H_kv, N], the block that each page of `keys` holds, N = ceil(T / b).
     scaling: [L], the factor of q.k in each layer.
+    sums: float32 [L, H_kv, T], what `Method.observe` gave, added up over each slot's life; None
+    for methods that observe nothing.
     seen: tokens the stream has had; step: number of the eviction step, from 0.
     """
 
@@ -29,6 +35,7 @@ class Observation:
     block_size: int
     seen: int
     step: int
+    sums: torch.Tensor | None = None
 
     @cached_property
     def order(self) -> torch.Tensor:
@@ -54,21 +61,48 @@ class Observation:
         index = (self.block_ids * size).unsqueeze(-1) + offsets
         return index.flatten(-2)[..., : self.keys.shape[2]]
 
+    @cached_property
+    def slot_order(self) -> torch.Tensor:
+        """int64 [L, H_kv, T]: slots from the oldest token to the newest."""
+        return self.key_index.argsort(dim=-1)
 
-class Method(ABC):
-    """Scores the blocks of a session; `config` says everything that is not state.
+    def block_weights(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Sums over the blocks, float64 [L, H, N] oldest first, of values [L, H, T] in slot order.
 
-    window: newest queries the cache must keep for the method (0: none).
+        H is H_kv, or 1 for one decision per layer.
+        """
+        pages = ceil_blocks(tokens.shape[-1], self.block_size)
+        missing = pages * self.block_size - tokens.shape[-1]
+        padded = torch.nn.functional.pad(tokens.double(), (0, missing))
+        per_page = padded.unflatten(-1, (pages, -1)).sum(-1)
+        return per_page.gather(-1, self.order[:, : tokens.shape[1]])
+
+
+class Method(ABC, Generic[ConfigT]):
+    """Weighs the blocks of a session; `config` says everything else.
+
+    A subclass names its config class, whose field `method` is its name, and implements `weights`.
+    Nothing is kept on the object: one may serve many sessions. What a method remembers of each slot
+    it returns from `observe`; the cache adds it up and moves it along with the slot.
     """
 
-    window: int = 0
+    Config: ClassVar[type[EvictingConfig]]
+    observes: ClassVar[bool] = False  # whether `observe` is to be called
+
+    def __init__(self, config: ConfigT) -> None:
+        self.config = config
 
     @abstractmethod
-    def __init__(self, config: AnyConfig) -> None: ...
+    def weights(self, observation: Observation) -> torch.Tensor:
+        """float64 [L, H_kv or 1, N], non-negative, oldest block first: the larger, the likelier to
+        stay. A second dimension of 1 is one decision for all heads of a layer.
 
-    @abstractmethod
-    def priorities(self, observation: Observation) -> torch.Tensor:
-        """float64 [L, H_kv or 1, N], oldest block first: the largest stay.
-
-        A second dimension of 1 is one decision for all heads of a layer.
+        For the reservoir their scale matters: they should add up to about 1.
         """
+
+    def observe(self, queries: torch.Tensor, keys: torch.Tensor, scaling: float) -> torch.Tensor:
+        """What the new queries [H_q, q, D] of one layer add to its slots: float32 [H_kv, T].
+
+        keys: [H_kv, T, D] in slot order, those of the new queries last, in order.
+        """
+        raise NotImplementedError(f"{type(self).__name__} observes nothing")

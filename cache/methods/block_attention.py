@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from cache.budgets import ceil_blocks
-from cache.config import Heads
 from cache.methods.base import Observation
+
+Heads = Literal["layer_mean", "layer_attention", "kv_head"]
 
 # Layers are scored in groups whose logits stay below this many float32 values (256 MB).
 _GROUP_VALUES = 1 << 26

@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Literal
 
-from cache.config import AnyConfig, NexusConfig, WalkRows
+import torch
+from pydantic import Field, model_validator
+
+from cache.config import EvictingConfig, Selection
 from cache.methods.base import Method, Observation
-from cache.methods.block_attention import block_rows
-from cache.philox import uniforms
-from cache.selection import reservoir_priorities
+from cache.methods.block_attention import Heads, block_rows
+from cache.methods.registry import register
+
+WalkRows = Literal["even", "newest", "all"]
+
+
+class NexusConfig(EvictingConfig):
+    """Nexus Sampling: direct attention plus a short walk over blocks, then a weighted reservoir."""
+
+    method: Literal["nexus"] = "nexus"
+    window: int = Field(16, ge=1, description="W, newest queries that are observed")
+    walk_steps: int = Field(3, ge=0, description="H, steps of the walk (Eq. 4); 0 turns it off")
+    walk_weight: float = Field(0.5, ge=0, description="lambda, weight of the walk term (Eq. 5)")
+    walk_rows: WalkRows = Field(
+        "even",
+        description="which rows the walk takes: even (spread over the window, oldest first), "
+        "newest (the last H), all",
+    )
+    recency_tiebreak: float = Field(1e-6, ge=0, description="epsilon, times the rank in age")
+    heads: Heads = Field(
+        "kv_head",
+        description="layer_mean: queries and keys averaged over heads, one decision per layer; "
+        "layer_attention: attention averaged over heads, one decision per layer; "
+        "kv_head: one decision per KV head",
+    )
+    selection: Selection = Field("reservoir", description="reservoir (Eq. 6), or top_k")
+
+    @model_validator(mode="after")
+    def _walk_fits_window(self) -> NexusConfig:
+        if self.walk_steps > self.window:
+            raise ValueError(
+                f"walk_steps={self.walk_steps} exceeds window={self.window}: each step of the walk "
+                "takes one row of the window; lower walk_steps or raise window"
+            )
+        return self
 
 
 def walk_row_indices(rows: int, steps: int, which: WalkRows) -> list[int]:
@@ -50,28 +85,11 @@ def nexus_weights(rows: torch.Tensor, config: NexusConfig) -> torch.Tensor:
     return weights + config.recency_tiebreak * rank
 
 
-class Nexus(Method):
-    """Weights of `nexus_weights`: as they are, or as the reservoir's priorities (Eq. 6)."""
+@register
+class Nexus(Method[NexusConfig]):
+    """Weights of `nexus_weights` over the rows a(q) of the window."""
 
-    def __init__(self, config: AnyConfig) -> None:
-        if not isinstance(config, NexusConfig):
-            raise TypeError(f"Nexus takes a NexusConfig, not {type(config).__name__}")
-        self.config = config
-        self.window = config.window
+    Config = NexusConfig
 
-    def priorities(self, observation: Observation) -> torch.Tensor:
-        config = self.config
-        weights = nexus_weights(block_rows(observation, config.heads), config)
-        if config.selection == "top_k":
-            return weights
-        layers, heads, _ = weights.shape
-        device = weights.device
-        draws = uniforms(
-            config.seed,
-            observation.step,
-            torch.arange(layers, device=device)[:, None, None],
-            torch.arange(heads, device=device)[None, :, None],
-            observation.sorted_block_ids[:, :heads],
-            config.samples,
-        )
-        return reservoir_priorities(weights, draws)
+    def weights(self, observation: Observation) -> torch.Tensor:
+        return nexus_weights(block_rows(observation, self.config.heads), self.config)
