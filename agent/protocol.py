@@ -101,8 +101,8 @@ class _CacheProtocol:
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Reply:
         self._check_prefix(log)
+        self._begin_turn()
         session, chat = self.session, self.chat
-        session.begin_turn()
         self._pin(log)
         new = log.ids[session.cache.seen :]
         progress = None
@@ -129,6 +129,10 @@ class _CacheProtocol:
 
     def close(self) -> None:
         self.session.close()
+
+    def _begin_turn(self) -> None:
+        """Get the session ready for a turn: here, only its counters."""
+        self.session.begin_turn()
 
     def _check_prefix(self, log: TokenLog) -> None:
         if self._fed_digest is None:
@@ -158,25 +162,9 @@ class FullContext(_CacheProtocol):
 
     name = "full_context"
 
-    def reply(
-        self,
-        log: TokenLog,
-        *,
-        max_new_tokens: int,
-        stop_text: Callable[[str], bool] | None = None,
-        on_text: Callable[[str], None] | None = None,
-        on_prefill: Callable[[int, int], None] | None = None,
-    ) -> Reply:
-        self._check_prefix(log)
+    def _begin_turn(self) -> None:
         self.session.close()
         self._start()
-        return super().reply(
-            log,
-            max_new_tokens=max_new_tokens,
-            stop_text=stop_text,
-            on_text=on_text,
-            on_prefill=on_prefill,
-        )
 
 
 def make_protocol(
