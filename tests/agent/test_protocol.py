@@ -185,7 +185,7 @@ def test_memory_is_flat_over_forty_turns_of_long_observations() -> None:
     def check(turn: int, log: TokenLog, reply: Reply) -> None:
         assert isinstance(protocol, TrueEviction)
         cache = protocol.session.cache
-        pool, ring = cache.pool, cache._window._ring
+        pool, ring = cache.pool, cache._window.ring
         assert ring is not None
         tensors = (pool.keys, pool.values, pool.block_ids, ring)
         assert reply.stats.cache_bytes == sum(t.numel() * t.element_size() for t in tensors)
