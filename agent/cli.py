@@ -14,7 +14,14 @@ from rich.text import Text
 from agent.cli_images import images_app
 from agent.cli_models import models_app
 from agent.doctor import doctor
-from agent.run_options import DEMO_INSTANCE, DEMO_MODEL, OptionError, parse_options
+from agent.run_options import (
+    DEFAULT_BUDGET,
+    DEFAULT_MODEL,
+    DEMO_BUDGET,
+    DEMO_INSTANCE,
+    OptionError,
+    parse_options,
+)
 
 app = typer.Typer(
     help="Coding agents whose KV cache never outgrows its budget. Start with `agent run`.",
@@ -81,7 +88,7 @@ def run(
             help="A name of `agent models list`, hub id, folder or GGUF file.",
             rich_help_panel=_CACHE,
         ),
-    ] = DEMO_MODEL,
+    ] = DEFAULT_MODEL,
     dtype: Annotated[
         str, typer.Option(help="auto, bfloat16, float16, float32, int8.", rich_help_panel=_CACHE)
     ] = "auto",
@@ -101,7 +108,11 @@ def run(
     ] = "true_eviction",
     budget: Annotated[
         int | None,
-        typer.Option(metavar="TOKENS", help="Tokens the cache holds.", rich_help_panel=_CACHE),
+        typer.Option(
+            metavar="TOKENS",
+            help=f"Tokens the cache holds: {DEFAULT_BUDGET}, for the demo {DEMO_BUDGET}.",
+            rich_help_panel=_CACHE,
+        ),
     ] = None,
     density: Annotated[
         float | None,
@@ -135,13 +146,7 @@ def run(
     wall_time: Annotated[
         float | None, typer.Option(help="Seconds of one attempt.", rich_help_panel=_LIMITS)
     ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            help="0 is greedy, the default for one attempt; 0.6 for several.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_LIMITS)] = 0.6,
     top_p: Annotated[
         float, typer.Option(help="Mass of the tokens drawn from.", rich_help_panel=_LIMITS)
     ] = 0.95,

@@ -130,7 +130,7 @@ def cache_config(options: RunOptions, seed: int) -> AnyConfig:
 
 def _made(run: Run) -> tuple[dict[str, Any], int]:
     options, task = run.options, run.task
-    first = cache_config(options, options.seed)
+    first = cache_config(options, options.first_seed)
     run.say(f"task {task.instance.instance_id}: {task.instance.problem.splitlines()[0]}")
     run.say(f"sandbox: {run.choice.kind} ({run.choice.reason})")
     with TerminalProgress(run.console) as progress:
@@ -168,7 +168,7 @@ def _made(run: Run) -> tuple[dict[str, Any], int]:
 def _attempt(run: Run, loaded: LoadedModel, chat: Chat, number: int) -> Attempt:
     """One attempt: a fresh sandbox, a fresh log, a fresh cache."""
     options, task = run.options, run.task
-    seed = options.seed + number - 1
+    seed = options.first_seed + number - 1
     config = cache_config(options, seed)
     several = options.attempts > 1
     folder = run.folder / f"attempt-{number}" if several else run.folder
@@ -185,7 +185,7 @@ def _attempt(run: Run, loaded: LoadedModel, chat: Chat, number: int) -> Attempt:
                 loaded.model,
                 chat,
                 config,
-                sampling=Sampling(temperature=options.heat, top_p=options.top_p, seed=seed),
+                sampling=Sampling(temperature=options.temperature, top_p=options.top_p, seed=seed),
                 chunk=options.chunk,
             )
             watcher.start()
@@ -296,7 +296,11 @@ def _facts(run: Run, loaded: LoadedModel) -> dict[str, Any]:
         },
         "protocol": options.protocol,
         "method": options.method,
-        "sampling": {"temperature": options.heat, "top_p": options.top_p, "seed": options.seed},
+        "sampling": {
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "seed": options.first_seed,
+        },
         "tool_set": run.settings.model_dump(),
         "sandbox": {
             "kind": run.choice.kind,

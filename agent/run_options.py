@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -10,9 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from agent.settings import AgentSettings, SettingsError, load_settings
 
+DEFAULT_MODEL = "qwen2.5-coder-1.5b"
+DEFAULT_BUDGET = 8192  # resident tokens
+DEFAULT_SEED = 0
+
+# What `agent run` does when it is given no task: the cache holds less than the first prompt.
 DEMO_INSTANCE = "tinydb-4.8.2"
-DEMO_MODEL = "qwen2.5-coder-1.5b"
-DEFAULT_BUDGET = 2048  # resident tokens
+DEMO_BUDGET = 768
+DEMO_SEED = 2
 
 
 class OptionError(ValueError):
@@ -30,7 +34,7 @@ class RunOptions(BaseModel):
     issue: str | None = None  # text, or a file that holds it
     image: str | None = None  # a Docker image; without `repo` it holds the project itself
     test_command: str | None = None
-    model: str = DEMO_MODEL
+    model: str = DEFAULT_MODEL
     dtype: str = "auto"
     device: str = "auto"
     tools: str = "compact"
@@ -41,9 +45,9 @@ class RunOptions(BaseModel):
     density: float | None = Field(None, gt=0, le=1)
     prefill_eviction: Literal["chunk", "end"] | None = None
     chunk: int = Field(256, ge=1)
-    temperature: float | None = Field(None, ge=0)
+    temperature: float = Field(0.6, ge=0)
     top_p: float = Field(0.95, gt=0, le=1)
-    seed: int = Field(0, ge=0)
+    seed: int | None = Field(None, ge=0)
     attempts: int = Field(1, ge=1)
     until_resolved: bool = False
     sandbox: str = "auto"
@@ -79,11 +83,16 @@ class RunOptions(BaseModel):
         return self
 
     @property
-    def heat(self) -> float:
-        """The temperature: 0 (greedy) for one attempt, 0.6 for several, unless it was given."""
-        if self.temperature is not None:
-            return self.temperature
-        return 0.0 if self.attempts == 1 else 0.6
+    def demo(self) -> bool:
+        """Whether no task was given, so that the demo's is taken with its seed and budget."""
+        return self.instance is None and self.repo is None and self.image is None
+
+    @property
+    def first_seed(self) -> int:
+        """The seed of the first attempt."""
+        if self.seed is not None:
+            return self.seed
+        return DEMO_SEED if self.demo else DEFAULT_SEED
 
     def settings(self) -> AgentSettings:
         """The tool set with the overrides that are not the cache's. Raises SettingsError."""
@@ -91,7 +100,7 @@ class RunOptions(BaseModel):
         return load_settings(self.tools, own)
 
     def cache_data(self, seed: int) -> dict[str, Any]:
-        """The eviction config's fields as given: a preset's name under `preset`, and changes."""
+        """The fields of the eviction config that differ from the preset's."""
         data: dict[str, Any] = {}
         if self.scope is not None:
             data["scope"] = self.scope
@@ -108,7 +117,8 @@ class RunOptions(BaseModel):
         if self.method == "dense":
             return data
         if self.method == "nexus":
-            data.setdefault("budget", {"kind": "tokens", "tokens": DEFAULT_BUDGET})
+            tokens = DEMO_BUDGET if self.demo else DEFAULT_BUDGET
+            data.setdefault("budget", {"kind": "tokens", "tokens": tokens})
             data.setdefault("prefill_eviction", "chunk")
         data.setdefault("seed", seed)
         return data
@@ -119,16 +129,12 @@ def parse_options(values: dict[str, Any]) -> RunOptions:
     try:
         options = RunOptions.model_validate(values)
         options.settings()
+        options.cache_data(0)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]).replace("_", "-")
         message = str(first["msg"]).removeprefix("Value error, ")
         raise OptionError(f"--{where}: {message}" if where else message) from error
-    except SettingsError as error:
+    except (SettingsError, yaml.YAMLError) as error:
         raise OptionError(str(error)) from error
     return options
-
-
-def out_folder(out: Path | None) -> Path:
-    """Where run folders go."""
-    return out if out is not None else Path("runs")

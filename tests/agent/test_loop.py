@@ -55,7 +55,15 @@ class Rig:
         self.sandbox, self.folder = sandbox, folder
         self.chat = byte_chat()
         self.settings = load_settings(
-            "compact", ["limits.total_tokens=100000", "limits.steps=20", "limits.test_time=0", "dialect=xml_calls"]
+            "compact",
+            [
+                "limits.total_tokens=100000",
+                "limits.steps=20",
+                "limits.test_time=0",
+                "context.share=0.75",
+                "tools.test={description: run the tests}",
+                "dialect=xml_calls",
+            ],
         )
         self.clock: Callable[[], float] | None = None
         self.instance = ISSUE
@@ -236,7 +244,7 @@ def test_tool_faults_are_observations(rig: Rig) -> None:
 
 def test_submitting_nothing_is_refused_once_and_ends_as_stuck(rig: Rig) -> None:
     outcome = rig.run(xml("submit"))
-    assert "nothing to submit" in rig.observation(1)
+    assert "Nothing is changed yet" in rig.observation(1)
     assert outcome.reason is ExitReason.STUCK
     assert rig.patch() == ""
 
@@ -252,7 +260,7 @@ def test_step_limit(rig: Rig, tmp_path: Path) -> None:
 
 def test_the_last_steps_are_announced(rig: Rig) -> None:
     rig.limits(steps=3).run(FIX, xml("run", command="date +%N"))
-    assert "2 replies are left" in rig.observation(1)
+    assert "2 answers are left" in rig.observation(1)
 
 
 def test_token_limit(rig: Rig, tmp_path: Path) -> None:
