@@ -150,7 +150,12 @@ def run(
     top_p: Annotated[
         float, typer.Option(help="Mass of the tokens drawn from.", rich_help_panel=_LIMITS)
     ] = 0.95,
-    seed: Annotated[int, typer.Option(help="Of the first attempt.", rich_help_panel=_LIMITS)] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Of the first attempt: 0, for the demo {DEMO_SEED}.", rich_help_panel=_LIMITS
+        ),
+    ] = None,
     attempts: Annotated[
         int,
         typer.Option(

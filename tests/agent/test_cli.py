@@ -137,6 +137,22 @@ def test_options_that_do_not_fit_end_with_2(
     assert not list(tmp_path.glob("out/*/trajectory.jsonl"))
 
 
+def test_the_demo_has_a_seed_and_a_budget_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[RunOptions] = []
+
+    def execute(options: RunOptions, **_: object) -> tuple[dict[str, Any], int]:
+        taken.append(options)
+        return {}, 0
+
+    monkeypatch.setattr(run_command, "execute", execute)
+    for arguments in ([], ["--instance", "x"], ["--seed", "5", "--budget", "99"]):
+        assert agent("run", *arguments)[0] == 0
+    demo, other, given = taken
+    assert (demo.first_seed, demo.cache_data(0)["budget"]["tokens"]) == (2, 768)
+    assert (other.first_seed, other.cache_data(0)["budget"]["tokens"]) == (0, 8192)
+    assert (given.first_seed, given.cache_data(0)["budget"]["tokens"]) == (5, 99)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -171,7 +187,8 @@ def test_a_run_with_a_random_model_is_reported(
     assert len(data["model"]["sha256"]) == 64
     assert data["versions"]["torch"] == torch.__version__
     assert data["tool_set"]["limits"]["new_tokens"] == 40
-    assert [turn["sampled"] for turn in data["turns"]] == [40] * data["totals"]["steps"]
+    assert max(turn["sampled"] for turn in data["turns"]) == 40
+    assert len(data["turns"]) == data["totals"]["steps"]
     assert all(turn["fed"] > 0 and turn["cache_bytes"] > 0 for turn in data["turns"])
     assert "no call:" in text
     assert "tokens, " in text
@@ -181,7 +198,7 @@ def test_the_same_run_evicts_under_a_small_budget(
     tiny_model: Path, repo: Path, tmp_path: Path
 ) -> None:
     status, _ = run_repo(
-        tiny_model, repo, tmp_path / "out", "--budget", "1024", "--max-new-tokens", "200",
+        tiny_model, repo, tmp_path / "out", "--budget", "256", "--max-new-tokens", "200",
         "--set", "example=[]", "--set", "system=Fix it.", "--set", "pin_user=false",
     )  # fmt: skip
     data = report(only_run(tmp_path / "out"))
@@ -191,7 +208,7 @@ def test_the_same_run_evicts_under_a_small_budget(
         f"{data['totals']['evictions']} evictions of {data['totals']['evicted_tokens']} tokens"
     )
     # While it writes, a cache may pass its budget by less than a block before it evicts.
-    assert all(turn["resident"] < 1024 + 32 for turn in data["turns"])
+    assert all(turn["resident"] < 256 + 32 for turn in data["turns"])
 
 
 def test_the_patch_is_shown_kept_and_applied_when_asked(
