@@ -19,6 +19,7 @@ from agent.run_options import (
     DEFAULT_MODEL,
     DEMO_BUDGET,
     DEMO_INSTANCE,
+    DEMO_SEED,
     OptionError,
     parse_options,
 )
