@@ -11,6 +11,8 @@ from rich.status import Status
 from rich.syntax import Syntax
 from rich.text import Text
 
+from agent.exits import ExitReason
+
 if TYPE_CHECKING:
     from agent.dialects.base import Call
     from agent.loop import Outcome, Step
@@ -106,9 +108,10 @@ def show_patch(console: Console, patch: bytes) -> None:
 def show_end(console: Console, outcome: Outcome, verdict: Verdict | None, evictions: str) -> None:
     """Exit, verdict and costs of one attempt."""
     detail = safe(outcome.detail).strip().splitlines()
+    # The last line of a trace says what it was; of any other detail the first does.
+    why = detail[-1 if outcome.reason is ExitReason.ERROR else 0] if detail else ""
     console.print(
-        Text(f"ended: {outcome.reason.value}" + (f" ({detail[-1]})" if detail else "")),
-        highlight=False,
+        Text(f"ended: {outcome.reason.value}" + (f" ({why})" if why else "")), highlight=False
     )
     cost = f"{outcome.steps} steps, {outcome.tokens:,} tokens, {outcome.seconds:.0f} s"
     console.print(Text(f"{cost}; {evictions}"), highlight=False)
@@ -128,7 +131,7 @@ def verdict_line(verdict: Verdict) -> Text:
         )
         if tests
     ]
-    why = "; ".join([*counts, *safe(verdict.detail).strip().splitlines()[:1]])
+    why = "; ".join(counts) or safe(verdict.detail).strip().partition("\n")[0][:200]
     return Text(f"verdict: {verdict.status}" + (f" ({why})" if why else ""), "bold red")
 
 
