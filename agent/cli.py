@@ -98,7 +98,11 @@ def run(
     ] = "auto",
     method: Annotated[
         str,
-        typer.Option(help="What to evict: nexus, nexus-paper, dense.", rich_help_panel=_CACHE),
+        typer.Option(
+            help="What to evict: nexus, nexus-paper, topk, snapkv, h2o, morphkv, streaming_llm, "
+            "random; dense evicts nothing.",
+            rich_help_panel=_CACHE,
+        ),
     ] = "nexus",
     protocol: Annotated[
         str,

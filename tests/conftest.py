@@ -10,12 +10,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from environments import Sandbox, SandboxError, SandboxSpec, open_sandbox
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Tiny tensors: more threads only wait for each other, and sums depend on their number."""
+    torch = sys.modules.get("torch")  # what does not use it need not wait for its import
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from scripted import ScriptedProtocol, byte_tokenizer, xml
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
@@ -18,6 +20,7 @@ from agent import run_command
 from agent.cli import app
 from agent.run_options import RunOptions, parse_options
 from agent.trajectory import read_trajectory
+from cache import preset_names
 from tasks import Verdict
 
 SOURCE = "def double(x):\n    return x + x + 1\n"
@@ -87,6 +90,12 @@ def run_repo(tiny: Path, repo: Path, out: Path, *more: str) -> tuple[int, str]:
         "run", "--repo", repo, "--issue", "double(2) is 5", "--model", tiny, "--out", out,
         "--sandbox", "bubblewrap", "--set", "dialect=xml_calls", *more,
     )  # fmt: skip
+
+
+def test_help_names_every_method() -> None:
+    run = next(c for c in typer.main.get_command(app).commands.values() if c.name == "run")
+    text = next(p.help for p in run.params if p.name == "method")
+    assert set(re.findall(r"[a-z0-9_-]+", text)) >= set(preset_names())
 
 
 def test_help_is_quick_and_without_torch() -> None:
