@@ -179,6 +179,8 @@ def _attempt(run: Run, loaded: LoadedModel, chat: Chat, number: int) -> Attempt:
     settings = _within(run.settings, context)
     with Trajectory(folder) as trajectory:
         with open_sandbox(task.spec(), run.choice.kind, progress=run.say) as sandbox:
+            # Which limits this host cannot enforce is known once a sandbox is open.
+            run.facts["sandbox"]["unenforced"] = list(getattr(sandbox, "unenforced", ()))
             place_tree(task, sandbox)
             protocol = make_protocol(
                 options.protocol,

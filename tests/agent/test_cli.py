@@ -21,6 +21,7 @@ from agent.cli import app
 from agent.run_options import RunOptions, parse_options
 from agent.trajectory import read_trajectory
 from cache import preset_names
+from environments import probe
 from tasks import Verdict
 
 SOURCE = "def double(x):\n    return x + x + 1\n"
@@ -88,7 +89,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def run_repo(tiny: Path, repo: Path, out: Path, *more: str) -> tuple[int, str]:
     return agent(
         "run", "--repo", repo, "--issue", "double(2) is 5", "--model", tiny, "--out", out,
-        "--sandbox", "bubblewrap", "--set", "dialect=xml_calls", *more,
+        "--sandbox", "bubblewrap", "--dtype", "float32", "--set", "dialect=xml_calls", *more,
     )  # fmt: skip
 
 
@@ -195,6 +196,7 @@ def test_a_run_with_a_random_model_is_reported(
     assert data["model"]["name"] == "tiny"
     assert len(data["model"]["sha256"]) == 64
     assert data["versions"]["torch"] == torch.__version__
+    assert data["sandbox"]["unenforced"] == list(probe()["unenforced"])
     assert data["tool_set"]["limits"]["new_tokens"] == 40
     assert max(turn["sampled"] for turn in data["turns"]) == 40
     assert len(data["turns"]) == data["totals"]["steps"]
@@ -209,6 +211,7 @@ def test_the_same_run_evicts_under_a_small_budget(
     status, _ = run_repo(
         tiny_model, repo, tmp_path / "out", "--budget", "256", "--max-new-tokens", "200",
         "--set", "example=[]", "--set", "system=Fix it.", "--set", "pin_user=false",
+        "--issue", "double(2) is 5. " * 40,  # longer than the cache, whatever the model says
     )  # fmt: skip
     data = report(only_run(tmp_path / "out"))
     assert status == 0
