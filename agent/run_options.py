@@ -116,10 +116,12 @@ class RunOptions(BaseModel):
                 data[key.removeprefix("cache.")] = yaml.safe_load(text)
         if self.method == "dense":
             return data
-        if self.method == "nexus":
+        if not self.method.endswith("-paper"):  # which have a budget and schedule of their own
             tokens = DEMO_BUDGET if self.demo else DEFAULT_BUDGET
             data.setdefault("budget", {"kind": "tokens", "tokens": tokens})
-            data.setdefault("prefill_eviction", "chunk")
+            # A cache that is made afresh each turn is compressed as the paper does: at the end.
+            fresh = self.protocol == "full_context"
+            data.setdefault("prefill_eviction", "end" if fresh else "chunk")
         data.setdefault("seed", seed)
         return data
 

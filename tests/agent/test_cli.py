@@ -163,6 +163,16 @@ def test_the_demo_has_a_seed_and_a_budget_of_its_own(monkeypatch: pytest.MonkeyP
     assert (given.first_seed, given.cache_data(0)["budget"]["tokens"]) == (5, 99)
 
 
+@pytest.mark.parametrize("method", [n for n in preset_names() if n != "dense"])
+def test_schedules_are_chunks_for_one_cache_and_ends_for_fresh_ones(method: str) -> None:
+    paper = method.endswith("-paper")
+    for protocol, schedule in (("true_eviction", "chunk"), ("full_context", "end")):
+        options = parse_options({"method": method, "protocol": protocol})
+        config = run_command.cache_config(options, 0)
+        assert config.prefill_eviction == ("end" if paper else schedule)
+        assert config.budget.kind == ("density" if paper else "tokens")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
