@@ -39,6 +39,8 @@ QUIET_ENV = {
     "GIT_TERMINAL_PROMPT": "0",
     "DEBIAN_FRONTEND": "noninteractive",
     "HOME": HOME,
+    # Bytecode is told from its source by size and second: two edits in one second would be one.
+    "PYTHONDONTWRITEBYTECODE": "1",
 }
 
 

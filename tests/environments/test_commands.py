@@ -9,6 +9,7 @@ import time
 import pytest
 
 from environments import SandboxError
+from tests.environments.plain_image import KIND
 
 
 @pytest.fixture
@@ -192,3 +193,13 @@ def test_limits_that_make_no_sense_are_refused(sandbox):
 def test_a_mount_that_does_not_exist_is_named(open_box):
     with pytest.raises(SandboxError, match="/no/such/folder"):
         open_box(mounts={"/no/such/folder": "/mnt/x"})
+
+
+def test_two_edits_in_one_second_are_both_seen_by_python(sandbox, sandbox_kind):
+    """Stale bytecode: the same size and second would make the second edit invisible."""
+    if sandbox_kind == KIND:
+        pytest.skip("no Python inside")
+    for value in (1, 2, 3, 4):
+        sandbox.write_file("module.py", f"VALUE = {value}\n".encode())
+        result = sandbox.run("python3 -c 'import module; print(module.VALUE)'")
+        assert result.text == f"{value}\n"
