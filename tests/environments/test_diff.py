@@ -245,7 +245,8 @@ def test_by_products_stay_out(one_sandbox):
     one_sandbox.write_file(".gitignore", b"*.log\n/out/\n")
     one_sandbox.mark_base()
     one_sandbox.run(
-        "python3 -c 'import mod'; mkdir -p .pytest_cache .hypothesis build/lib dist x.egg-info out "
+        "PYTHONDONTWRITEBYTECODE= python3 -c 'import mod'; "
+        "mkdir -p .pytest_cache .hypothesis build/lib dist x.egg-info out "
         "pkg/build pkg/__pycache__; touch .pytest_cache/a .hypothesis/b build/lib/c dist/d "
         "x.egg-info/e out/f g.log h.pyc pkg/__pycache__/i; echo 2 > kept.egg-info/PKG-INFO; "
         "echo 3 > pkg/build/real.py"
