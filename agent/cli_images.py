@@ -119,7 +119,7 @@ def check_command(
     if pull not in ("missing", "never"):
         raise typer.BadParameter(f"{pull!r}: it is missing or never", param_hint="--pull")
     rows: list[dict[str, Any]] = []
-    for name in names or [None]:  # type: ignore[list-item]
+    for name in names or [None]:  # type: ignore[list-item]  # None: our own base
         try:
             rows.append({"ok": True, **asdict(check_image(name, pull=pull, progress=_say))})
         except SandboxError as error:

@@ -144,7 +144,7 @@ class Loop:
             reason, detail = ExitReason.SANDBOX_LOST, f"{type(error).__name__}: {error}"
         except KeyboardInterrupt as error:
             reason, detail = ExitReason.INTERRUPTED, str(error) or "SIGINT"
-        except Exception:
+        except Exception:  # whatever it was: the patch is taken, the trace goes into the report
             reason, detail = ExitReason.ERROR, traceback.format_exc()
         with uninterrupted():
             return self._close(reason, detail)
