@@ -22,30 +22,32 @@ from transformers import (
 from cache import EvictingCache
 
 VOCABULARY = 61
-# name: (config class, query heads, KV heads, layers)
+# name: (config class, query heads, KV heads, layers); its place here seeds its weights: append
 SHAPES: dict[str, tuple[type, int, int, int]] = {
     "llama-g1-kv2": (LlamaConfig, 2, 2, 3),
     "llama-g4-kv1": (LlamaConfig, 4, 1, 3),
-    "qwen2-g4-kv2": (Qwen2Config, 8, 2, 4),
-    "qwen2-g1-kv1": (Qwen2Config, 1, 1, 3),
-    "qwen3-g4-kv2": (Qwen3Config, 8, 2, 3),
-    "qwen3-g1-kv2": (Qwen3Config, 2, 2, 3),
     "llama-one-layer": (LlamaConfig, 4, 2, 1),
+    "qwen2-g1-kv1": (Qwen2Config, 1, 1, 3),
+    "qwen2-g4-kv2": (Qwen2Config, 8, 2, 4),
+    "qwen3-g1-kv2": (Qwen3Config, 2, 2, 3),
+    "qwen3-g4-kv2": (Qwen3Config, 8, 2, 3),
+    "llama-g3-kv2": (LlamaConfig, 6, 2, 3),
 }
 
 
 @memoize
 def _original(name: str) -> PreTrainedModel:
     kind, heads, kv_heads, layers = SHAPES[name]
-    torch.manual_seed(sorted(SHAPES).index(name))
+    torch.manual_seed(list(SHAPES).index(name))
+    hidden = 48 if heads % 3 == 0 else 32
     config = kind(
         vocab_size=VOCABULARY,
-        hidden_size=32,
+        hidden_size=hidden,
         intermediate_size=48,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=8 if kind is Qwen3Config else 32 // heads,
+        head_dim=8 if kind is Qwen3Config else hidden // heads,
         max_position_embeddings=8192,
         initializer_range=0.25,  # attention far from uniform, so that what left is missed
         tie_word_embeddings=False,
