@@ -105,8 +105,9 @@ class Run:
         return self.cache.stats.records
 
     @property
-    def kept(self) -> list[list[Any]]:
-        return [record.kept.tolist() for record in self.records]
+    def kept(self) -> list[list[list[list[int]]]]:
+        """[evictions][L][H_kv], each as many blocks as that head kept."""
+        return [oracles.kept_sets(record.kept) for record in self.records]
 
 
 def cache_argument(model: PreTrainedModel, cache: Any) -> dict[str, Any]:

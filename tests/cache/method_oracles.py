@@ -1,4 +1,4 @@
-"""Token scores of the rival methods in plain loops, from their definitions (see the papers named).
+"""The methods in plain loops, from their definitions: token scores, and the kept sets of a run.
 
 Everything is computed for one layer and KV head from rotated queries and keys captured in a full
 pass, and from which keys each query could see. Nothing here imports `cache`.
@@ -7,10 +7,12 @@ pass, and from which keys each query could see. Nothing here imports `cache`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import allocation_oracles
 import numpy as np
+import oracles
 from oracles import Captured, softmax
 
 
@@ -22,8 +24,7 @@ def attention_row(
     q = captured.queries[layer][query_head, query].double().numpy()
     seen = [key for key in keys if key <= query]
     k = captured.keys[layer][query_head // group].double().numpy()
-    logits = np.array([float(k[key] @ q) * captured.scaling[layer] for key in seen])
-    return dict(zip(seen, softmax(logits), strict=True))
+    return dict(zip(seen, softmax(k[seen] @ q * captured.scaling[layer]).tolist(), strict=True))
 
 
 def group_of(captured: Captured, layer: int, head: int) -> range:
@@ -70,13 +71,19 @@ def h2o(
     captured: Captured, layer: int, head: int, present: list[int], seen: int, config: Any
 ) -> dict[int, float]:
     """Attention summed over every query so far, each over the keys that it could see."""
+
+    def rows_of(query: int) -> list[dict[int, float]]:
+        if (layer, head, query) not in captured.rows:  # evictions ask for the same rows again
+            visible = [k for k in range(query + 1) if captured.visible[layer, head, query, k]]
+            captured.rows[layer, head, query] = [
+                attention_row(captured, layer, h, query, visible)
+                for h in group_of(captured, layer, head)
+            ]
+        return captured.rows[layer, head, query]
+
     totals = dict.fromkeys(present, 0.0)
     for query in range(seen):
-        visible = [k for k in range(query + 1) if captured.visible[layer, head, query, k]]
-        rows = [
-            attention_row(captured, layer, h, query, visible)
-            for h in group_of(captured, layer, head)
-        ]
+        rows = rows_of(query)
         for key in present:
             totals[key] += sum(row.get(key, 0.0) for row in rows) / len(rows)
     return totals
@@ -115,36 +122,104 @@ def streaming_llm(
 ORACLES = {"snapkv": snapkv, "h2o": h2o, "morphkv": morphkv, "streaming_llm": streaming_llm}
 
 
-def expected_kept(run: Any, captured: Captured) -> list[list[list[list[int]]]]:
-    """Kept blocks [evictions][L][H_kv][B]: forced ones, then the largest sums of token scores."""
+def block_weights(
+    captured: Captured,
+    layer: int,
+    held: Sequence[Sequence[int]],
+    seen: int,
+    config: Any,
+) -> list[dict[int, float]]:
+    """By head, a weight for each block that it holds: what heads are compared by.
+
+    Nexus's own; for the others sums of token scores, a layer's heads adding up to 1 on average.
+    """
+    size = config.block_size
+    if config.method == "nexus":
+        window = range(max(0, seen - config.window), seen)
+        keys = captured.keys[layer].double().numpy()
+        queries = captured.queries[layer][:, list(window)].double().numpy()
+        per_head = config.heads == "kv_head"
+        out = []
+        for head, blocks in enumerate(held if per_head else held[:1]):
+            group = group_of(captured, layer, head) if per_head else range(len(queries))
+            (rows,) = oracles.attention_rows(
+                queries[group],
+                window,
+                keys[head : head + 1] if per_head else keys,
+                blocks,
+                seen=seen,
+                block_size=size,
+                scaling=captured.scaling[layer],
+                heads=config.heads,
+            )
+            out.append(dict(zip(blocks, oracles.weights(rows, config), strict=True)))
+        return out if per_head else out * len(held)
+    sums = []
+    for head, blocks in enumerate(held):
+        present = [t for b in blocks for t in range(b * size, (b + 1) * size) if t < seen]
+        scores = ORACLES[config.method](captured, layer, head, present, seen, config)
+        sums.append({b: sum(scores[t] for t in present if t // size == b) for b in blocks})
+    mass = sum(x for own in sums for x in own.values() if x < math.inf) / len(sums)
+    return [{b: x / mass for b, x in own.items()} for own in sums] if mass else sums
+
+
+def expected_kept(
+    run: Any,
+    captured: Captured,
+    *,
+    pins: Sequence[tuple[int, int]] = (),
+    layers: Collection[int] | None = None,
+) -> list[list[list[list[int]]]]:
+    """Kept blocks [evictions][L][H_kv]: forced ones, then the best of what the budget leaves.
+
+    layers: those that are worked out, where their budgets are uniform; the others are empty lists.
+    """
     config = run.cache.config
-    size, oracle = config.block_size, ORACLES[config.method]
-    layers, heads = len(captured.keys), captured.keys[0].shape[0]
-    held = [[[] for _ in range(heads)] for _ in range(layers)]
+    count, heads = len(captured.keys), captured.keys[0].shape[0]
+    adaptive = getattr(config, "head_budgets", "uniform") == "adaptive"
+    held: list[list[list[int]]] = [[[] for _ in range(heads)] for _ in range(count)]
     known, out = 0, []
-    for record in run.records:
-        blocks = -(-record.seen // size)
-        recent = config.recent if config.recent is not None else max(config.window, size)
-        for layer in range(layers):
-            for head in range(heads):
-                mine = held[layer][head] + list(range(known, blocks))
-                present = [
-                    t for b in mine for t in range(b * size, (b + 1) * size) if t < record.seen
-                ]
-                scores = oracle(captured, layer, head, present, record.seen, config)
-                forced = {
-                    b
-                    for b in mine
-                    if b < config.sinks
-                    or any(t >= record.seen - recent for t in range(b * size, (b + 1) * size))
-                }
-                total = {
-                    b: sum(scores[t] for t in range(b * size, (b + 1) * size) if t in scores)
-                    for b in mine
-                }
-                free = sorted(set(mine) - forced, key=lambda b: (total[b], b), reverse=True)
-                chosen = forced | set(free[: record.after - len(forced)])
-                held[layer][head] = sorted(chosen)
+    for step, due in enumerate(oracles.expected_schedule(config, run.passes, pins)):
+        blocks = -(-due.seen // config.block_size)
+        forced = oracles.forced_blocks(config, due.seen, pins)
+        held = [[own + list(range(known, blocks)) for own in layer] for layer in held]
         known = blocks
-        out.append([[list(head) for head in layer] for layer in held])
+        present = [sum(map(len, layer)) // heads for layer in held]
+        free = allocation_oracles.layer_free(
+            config, target=due.count, forced=len(forced), present=present
+        )
+        for layer in range(count) if layers is None else layers:
+            weights = block_weights(captured, layer, held[layer], due.seen, config)
+            candidates = [{b: w for b, w in own.items() if b not in forced} for own in weights]
+            quota = [free[layer]] * heads
+            if adaptive:
+                quota = allocation_oracles.head_free(
+                    candidates,
+                    heads * free[layer],
+                    alpha=config.head_floor,
+                    normalize=config.head_normalize,
+                )
+            for head, own in enumerate(candidates):
+                ranked = _priorities(config, own, layer, head, step)
+                best = sorted(own, key=lambda b: (ranked[b], b), reverse=True)
+                held[layer][head] = sorted({*forced, *best[: quota[head]]})
+        out.append(
+            [
+                [list(own) for own in layer] if layers is None or index in layers else []
+                for index, layer in enumerate(held)
+            ]
+        )
     return out
+
+
+def _priorities(
+    config: Any, weights: dict[int, float], layer: int, head: int, step: int
+) -> dict[int, Any]:
+    if config.selection == "top_k":
+        return weights
+    if getattr(config, "heads", "kv_head") != "kv_head":
+        head = 0
+    return {
+        block: oracles.priority(w, oracles.uniforms(config, layer, head, block, step))
+        for block, w in weights.items()
+    }

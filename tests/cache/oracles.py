@@ -24,6 +24,18 @@ REPLAY = "test_replayed_mask"
 # --- replayed mask ----------------------------------------------------------------------------
 
 
+def kept_sets(kept: torch.Tensor) -> list[list[list[int]]]:
+    """Kept blocks [L][H_kv][...] of a record, without the -1 in front of heads that kept fewer.
+
+    Raises AssertionError when a head is not ascending, or padded elsewhere than in front.
+    """
+    out = [[[b for b in head if b != -1] for head in layer] for layer in kept.tolist()]
+    for layer, lists in zip(kept.tolist(), out, strict=True):
+        for padded, ids in zip(layer, lists, strict=True):
+            assert padded == [-1] * (len(padded) - len(ids)) + sorted(set(ids)), padded
+    return out
+
+
 def visible_keys(records: Sequence[Any], *, tokens: int, block_size: int, layers: int, heads: int):
     """Bool [L, H_kv, T, T]: which key each query may see, given the recorded evictions.
 
@@ -33,11 +45,10 @@ def visible_keys(records: Sequence[Any], *, tokens: int, block_size: int, layers
     gone_at = [[[tokens + 1] * tokens for _ in range(heads)] for _ in range(layers)]
     for record in records:
         assert record.kept.shape[:2] == (layers, heads), record.kept.shape
-        kept = record.kept.tolist()
+        kept = kept_sets(record.kept)
         for layer in range(layers):
             for head in range(heads):
                 ids, gone = kept[layer][head], gone_at[layer][head]
-                assert ids == sorted(set(ids)), f"not ascending: {ids}"
                 # All tokens of a block leave at once, so its first one speaks for it.
                 blocks = range(-(-record.seen // block_size))
                 held = {block for block in blocks if gone[block * block_size] > record.seen}
@@ -58,6 +69,7 @@ class Captured:
     queries: dict[int, torch.Tensor] = field(default_factory=dict)
     keys: dict[int, torch.Tensor] = field(default_factory=dict)
     scaling: dict[int, float] = field(default_factory=dict)
+    rows: dict[Any, Any] = field(default_factory=dict)  # what an oracle need not compute twice
 
 
 _replaying: list[Captured] = []
