@@ -1,12 +1,13 @@
 # make demo   set up, then let a real model fix a real bug in a sandbox
 # make test   set up, then run the tests
 # make check  set up, then lint, types and tests
+# make oracles  fetch kvpress (1 MB), with which the tests marked `oracle` compare
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check lint setup clean
+.PHONY: demo test check lint setup oracles clean
 
 setup: $(VENV)/.installed
 
@@ -14,6 +15,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+oracles: .oracles/.installed
+
+.oracles/.installed: tests/cache/oracles.txt | setup
+	rm -rf .oracles
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --target .oracles -r $<
 	@touch $@
 
 demo: setup

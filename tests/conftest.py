@@ -1,8 +1,9 @@
-"""What all tests share: sandboxes of both kinds, and what happens where no engine answers.
+"""What all tests share: sandboxes of both kinds, and what happens where something is missing.
 
 A test marked `docker` is skipped where no Docker engine answers, unless NEXUS_REQUIRE_DOCKER=1:
-then it fails. The fixtures `sandbox`, `shared_sandbox` and `open_box` run a test once for each
-kind, `one_sandbox` with the cheaper kind only.
+then it fails. So is one marked `oracle` where `make oracles` was not run, unless
+NEXUS_REQUIRE_ORACLES=1. The fixtures `sandbox`, `shared_sandbox` and `open_box` run a test once for
+each kind, `one_sandbox` with the cheaper kind only.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from environments import Sandbox, SandboxError, SandboxSpec, open_sandbox
+
+ORACLES = Path(__file__).parent.parent / ".oracles"  # `make oracles`
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -53,9 +57,15 @@ def _bubblewrap_error() -> str | None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("docker") and (error := _docker_error()):
-        if os.environ.get("NEXUS_REQUIRE_DOCKER") == "1":
-            pytest.fail(f"NEXUS_REQUIRE_DOCKER=1, but {error}", pytrace=False)
-        pytest.skip(error)
+        _skip_or_fail("NEXUS_REQUIRE_DOCKER", error)
+    if item.get_closest_marker("oracle") and not (ORACLES / ".installed").is_file():
+        _skip_or_fail("NEXUS_REQUIRE_ORACLES", f"there is no {ORACLES}: run `make oracles`")
+
+
+def _skip_or_fail(variable: str, error: str) -> None:
+    if os.environ.get(variable) == "1":
+        pytest.fail(f"{variable}=1, but {error}", pytrace=False)
+    pytest.skip(error)
 
 
 @pytest.fixture(
