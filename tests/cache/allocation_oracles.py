@@ -20,11 +20,12 @@ def apportion(ideal: Sequence[Any], total: int, caps: Sequence[int]) -> list[int
     can still take (or give); then largest remainders, ties to the lower index.
     """
     total = min(total, sum(caps))
-    x = [min(max(Fraction(i), Fraction(0)), Fraction(c)) for i, c in zip(ideal, caps, strict=True)]
+    bounds = [Fraction(cap) for cap in caps]
+    x = [min(max(Fraction(i), Fraction(0)), cap) for i, cap in zip(ideal, bounds, strict=True)]
     while missing := total - sum(x):
-        open_ = [i for i, cap in enumerate(caps) if (x[i] < cap if missing > 0 else x[i] > 0)]
+        open_ = [i for i in range(len(x)) if (x[i] < bounds[i] if missing > 0 else x[i] > 0)]
         for i in open_:
-            x[i] = min(max(x[i] + missing / len(open_), Fraction(0)), Fraction(caps[i]))
+            x[i] = min(max(x[i] + Fraction(missing, len(open_)), Fraction(0)), bounds[i])
     out = [int(value) for value in x]
     by_remainder = sorted(range(len(x)), key=lambda i: (out[i] - x[i], i))
     for i in by_remainder[: total - sum(out)]:

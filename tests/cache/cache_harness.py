@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from cache import EvictingCache
+from cache.config import Phase
 
 VOCABULARY = 61
 # name: (config class, query heads, KV heads, layers); its place here seeds its weights: append
@@ -139,7 +140,7 @@ def run(
         cache.pin(start, stop)
     out, parts = Run(cache), []
 
-    def feed(ids: list[int], phase: str, last: bool) -> None:
+    def feed(ids: list[int], phase: Phase, last: bool) -> None:
         parts.append(logits_of(model, cache, ids))
         cache.evict(phase, last_chunk=last)
         out.ids += ids

@@ -36,7 +36,9 @@ def kept_sets(kept: torch.Tensor) -> list[list[list[int]]]:
     return out
 
 
-def visible_keys(records: Sequence[Any], *, tokens: int, block_size: int, layers: int, heads: int):
+def visible_keys(
+    records: Sequence[Any], *, tokens: int, block_size: int, layers: int, heads: int
+) -> torch.Tensor:
     """Bool [L, H_kv, T, T]: which key each query may see, given the recorded evictions.
 
     A key whose block left in an eviction after `seen` tokens is invisible to queries with index
@@ -75,7 +77,15 @@ class Captured:
 _replaying: list[Captured] = []
 
 
-def _replayed_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
+def _replayed_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
     assert attention_mask is None
     captured = _replaying[-1]
     layer = module.layer_idx
@@ -103,7 +113,7 @@ def _replay(visible: torch.Tensor) -> Iterator[Captured]:
 
 
 @torch.no_grad()
-def replay(model, ids: Sequence[int], visible: torch.Tensor) -> tuple[torch.Tensor, Captured]:
+def replay(model: Any, ids: Sequence[int], visible: torch.Tensor) -> tuple[torch.Tensor, Captured]:
     """Logits [T, vocabulary] of one full pass without a cache under `visible`, and its q and k.
 
     `model` must be another object than the one that the cache under test is attached to.
@@ -223,7 +233,9 @@ def priority(weight: float, uniforms: Sequence[float]) -> decimal.Decimal:
     return _WIDE.divide(total, len(uniforms))
 
 
-def keep(priorities: Sequence[Any], blocks: Sequence[int], forced: set[int], count: int):
+def keep(
+    priorities: Sequence[Any], blocks: Sequence[int], forced: set[int], count: int
+) -> list[int]:
     """The kept blocks, ascending: forced ones, then the largest priorities."""
     free = [(p, block) for p, block in zip(priorities, blocks, strict=True) if block not in forced]
     free.sort(reverse=True)
