@@ -42,7 +42,9 @@ def same_kept(name: str, model_name: str, chunk: int = 16, **changes: Any) -> No
     assert result.kept == method_oracles.expected_kept(result, captured)
 
 
-@pytest.mark.parametrize("model_name", ["llama-g1-kv2", "llama-g4-kv1", "qwen3-g4-kv2"])
+@pytest.mark.parametrize(
+    "model_name", ["llama-g1-kv2", "llama-g3-kv2", "llama-g4-kv1", "qwen3-g4-kv2"]
+)
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_kept_sets_are_those_of_the_definition(name: str, model_name: str) -> None:
     same_kept(name, model_name, scope="prefill+decode")
