@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from cache import AnyConfig, EvictingCache, Pool, Sampling, decode, prefill
+from cache import AnyConfig, AnyPool, EvictingCache, Sampling, decode, prefill
 
 Finish = Literal["stop", "stop_text", "length"]
 
@@ -48,7 +48,7 @@ class Session:
         *,
         sampling: Sampling,
         chunk: int,
-        pool: Pool | None = None,
+        pool: AnyPool | None = None,
     ) -> None:
         self.model = model
         self.sampling = sampling

@@ -1,11 +1,12 @@
 """KV caches that forget on purpose: eviction under a budget for one persistent stream."""
 
 from cache.config import AnyConfig, DenseConfig, EvictingConfig
-from cache.evicting_cache import EvictingCache, make_pool
+from cache.evicting_cache import AnyPool, EvictingCache, make_pool
 from cache.generate import decode, generate, prefill
 from cache.methods import Method, Observation, methods, parse_config, register
 from cache.methods.nexus import NexusConfig
 from cache.presets import preset, preset_names
+from cache.ragged_store import RaggedPool
 from cache.sampling import Sampling
 from cache.snapshot import load_snapshot, save_snapshot
 from cache.stats import CacheStats, EvictionRecord
@@ -13,6 +14,7 @@ from cache.store import Pool, PoolFull
 
 __all__ = [
     "AnyConfig",
+    "AnyPool",
     "CacheStats",
     "DenseConfig",
     "EvictingCache",
@@ -23,6 +25,7 @@ __all__ = [
     "Observation",
     "Pool",
     "PoolFull",
+    "RaggedPool",
     "Sampling",
     "decode",
     "generate",

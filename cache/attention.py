@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
+from cache.ragged_attention import ragged_attention
 from cache.support import require_supported
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def evicting_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention of `query` [1, H_q, q, D] over `key`, `value` [1, H_kv, T, D]; [1, q, H_q, D].
 
+    Where heads hold different numbers of keys these are one flat buffer [1, 1, S, D], of which the
+    owner knows the segments.
     `attention_mask` is not used: transformers makes none for this name. Raises ValueError for a
     batch of sequences and for features it does not compute.
     """
@@ -67,23 +70,28 @@ def evicting_attention(
         )
     scale = scaling if scaling is not None else dim**-0.5
     owner: EvictingCache | None = getattr(key, _OWNER, None)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    segments = owner.segments(layer) if owner is not None else None
     if owner is not None:
-        owner.observe(int(module.layer_idx), query, key, scale)  # type: ignore[arg-type]
-    group = query_heads // key.shape[1]
-    # Folding the query group into the query length reads each key once.
-    folded = query.reshape(1, key.shape[1], group * length, dim)
-    mask = None
-    if length > 1:
-        mask = (
-            owner.causal_mask(length, key.shape[2], query)
-            if owner is not None
-            else lower_right_mask(length, key.shape[2], query)
-        )
-        mask = mask.repeat(group, 1)
-    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
-    out = out.reshape(1, query_heads, length, value.shape[-1])
+        owner.observe(layer, query, key, segments, scale)
+
+    def mask(keys: int) -> torch.Tensor:
+        if owner is not None:
+            return owner.causal_mask(length, keys, query)
+        return lower_right_mask(length, keys, query)
+
+    if segments is not None:
+        causal = mask if length > 1 else None
+        out = ragged_attention(query, key[0, 0], value[0, 0], segments, scale, causal)
+    else:
+        group = query_heads // key.shape[1]
+        # Folding the query group into the query length reads each key once.
+        folded = query.reshape(1, key.shape[1], group * length, dim)
+        full = mask(key.shape[2]).repeat(group, 1) if length > 1 else None
+        out = scaled_dot_product_attention(folded, key, value, attn_mask=full, scale=scale)
+        out = out.reshape(1, query_heads, length, value.shape[-1])
     if owner is not None:
-        owner.finish_layer(int(module.layer_idx))  # type: ignore[arg-type]
+        owner.finish_layer(layer)
     return out.transpose(1, 2), None
 
 

@@ -47,6 +47,7 @@ class DenseConfig(_Frozen):
     """Nothing is evicted: the reference that the others are measured against."""
 
     evicts: ClassVar[bool] = False
+    ragged: ClassVar[bool] = False
     method: Literal["dense"] = "dense"
     block_size: int = Field(32, ge=1, description="tokens per block; only the unit of allocation")
 
@@ -87,6 +88,27 @@ class EvictingConfig(_Frozen):
         "without replacement (Nexus, Eq. 6)",
     )
     samples: int = Field(5, ge=1, description="n, uniforms averaged per block in the reservoir")
+    layer_budgets: Literal["uniform", "pyramid"] = Field(
+        "uniform",
+        description="uniform: every layer keeps as much; pyramid: an arithmetic progression, the "
+        "first layer most (PyramidKV); the sum is the same",
+    )
+    pyramid_beta: float = Field(
+        20, ge=1, description="the last layer's share beyond what is forced is the mean over this"
+    )
+    head_budgets: Literal["uniform", "adaptive"] = Field(
+        "uniform",
+        description="uniform: every KV head of a layer keeps as much; adaptive: by how many of the "
+        "layer's best blocks it has (Ada-KV); the sum is the same",
+    )
+    head_floor: float = Field(
+        0.2, ge=0, le=1, description="alpha, the share of a layer's blocks that is spread evenly"
+    )
+    head_normalize: bool = Field(
+        False,
+        description="before heads are compared, scale each one's scores by the sum of its best "
+        "ones (an option of KVCache-Factory)",
+    )
     seed: int = Field(0, ge=0, lt=2**64, description="key of the counter-based generator")
 
     @model_validator(mode="after")
@@ -102,6 +124,11 @@ class EvictingConfig(_Frozen):
     def recent_tokens(self) -> int:
         """Newest tokens whose blocks are never evicted."""
         return self.recent if self.recent is not None else max(self.window, self.block_size)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether layers or heads can hold different numbers of tokens."""
+        return self.layer_budgets != "uniform" or self.head_budgets != "uniform"
 
 
 AnyConfig = DenseConfig | EvictingConfig

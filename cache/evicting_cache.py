@@ -8,22 +8,26 @@ positions go on. Physical: slots held now (`get_mask_sizes`, `get_query_offset`)
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
 from cache.attention import attach, lower_right_mask, mark_owner
 from cache.budgets import ceil_blocks
 from cache.config import AnyConfig, EvictingConfig, Phase
-from cache.methods import Method, Observation, make_method
+from cache.eviction import Moment, cut
+from cache.methods import Method, make_method
 from cache.policy import Policy
 from cache.query_window import QueryWindow
-from cache.selection import keep_largest, priorities
-from cache.slot_sums import SlotSums
+from cache.ragged_store import RaggedPool, Segments
 from cache.state import CacheState, model_shape
 from cache.stats import CacheStats, EvictionRecord
 from cache.store import Pool
+
+AnyPool = Pool | RaggedPool
 
 
 class EvictingCache(Cache):
@@ -34,8 +38,10 @@ class EvictingCache(Cache):
         config: method, budget and schedule.
         pool: where its pages live; None makes a pool with one row.
         record_kept: keep every eviction's kept sets in `stats.records` (for checks; they add up).
+        forks: configs that forks of this cache will have: what their methods observe is kept too.
 
-    Raises UnsupportedModel for an architecture it cannot serve, PoolFull when no row is free.
+    Raises UnsupportedModel for an architecture it cannot serve, PoolFull when no row is free,
+    ValueError for a pool of another kind and for `forks` that cannot be served together.
     """
 
     def __init__(
@@ -43,15 +49,19 @@ class EvictingCache(Cache):
         model: PreTrainedModel,
         config: AnyConfig,
         *,
-        pool: Pool | None = None,
+        pool: AnyPool | None = None,
         record_kept: bool = False,
+        forks: Sequence[AnyConfig] = (),
     ) -> None:
         super().__init__(layers=[])
         attach(model)
         shape: PreTrainedConfig = model.config.get_text_config()
         self.config = config
         self.num_layers: int = shape.num_hidden_layers
-        self.pool = pool if pool is not None else make_pool(model, config)
+        self._forks = tuple(forks)
+        self._observer = _observer((config, *forks))
+        self.pool = pool if pool is not None else make_pool(model, config, forks=forks)
+        _require_fit(self.pool, config, self._observer)
         self.row = self.pool.take()
         self.stats = CacheStats()
         self.record_kept = record_kept
@@ -60,14 +70,14 @@ class EvictingCache(Cache):
         self._model = model
         self._policy: Policy | None = None
         self._method: Method[Any] | None = None
-        self._window = QueryWindow(0, self.num_layers)
         if isinstance(config, EvictingConfig):
             self._policy, self._method = Policy(config), make_method(config)
-            self._window = QueryWindow(config.window, self.num_layers)
-        self._sums = SlotSums(self.num_layers, config.block_size)
+        size = max(getattr(each, "window", 0) for each in (config, *forks))
+        self._window = QueryWindow(size, self.num_layers)
+        self._added: dict[int, Sequence[torch.Tensor]] = {}  # by layer, per head, for the sums
         self._scaling = [0.0] * self.num_layers
         self._pending = 0  # tokens of the forward pass under way
-        self._mask: tuple[tuple[int, int], torch.Tensor] | None = None
+        self._mask: torch.Tensor | None = None
 
     # -- what transformers asks ------------------------------------------------------------------
 
@@ -132,11 +142,10 @@ class EvictingCache(Cache):
         if layer_idx == 0:
             self._pending = length
             self._window.begin()
-            self._sums.begin()
+            self._added.clear()
             self.reserve(length)
-        total = self.resident + length
         self.pool.write(layer_idx, self.row, key_states[0], value_states[0])
-        keys, values = self.pool.view(layer_idx, self.row, total)
+        keys, values = self.pool.view(layer_idx, self.row, length)
         mark_owner(keys, self)
         return keys, values
 
@@ -150,7 +159,7 @@ class EvictingCache(Cache):
         if self._policy is not None:
             self._policy = Policy(self._policy.config)
         self._window.clear()
-        self._sums.restore(None)
+        self._added.clear()
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("an evicting cache cannot be cropped: what left is gone")
@@ -160,21 +169,46 @@ class EvictingCache(Cache):
 
     # -- what the attention function tells -------------------------------------------------------
 
-    def observe(self, layer: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
+    def segments(self, layer: int) -> Segments | None:
+        """Where the keys of each head are in what `update` returned, the new ones included; None
+        where it is a rectangle."""
+        held = self.pool.segments(layer, self.row)
+        if held is None:
+            return None
+        return Segments(held.starts, tuple(count + self._pending for count in held.lengths))
+
+    def observe(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        segments: Segments | None,
+        scaling: float,
+    ) -> None:
         """Take note of a layer's rotated queries [1, H_q, q, D] and its factor of q.k.
 
-        key: [1, H_kv, T, D], all that they attend to, in slot order.
+        key: all that they attend to, in slot order: [1, H_kv, T, D], or flat with `segments`.
         """
         self._scaling[layer] = scaling
         self._window.stage(layer, query[0])
-        if self._method is not None and self._method.observes:
-            self._sums.stage(layer, self._method.observe(query[0], key[0], scaling))
+        if self._observer is None:
+            return
+        if segments is None:
+            self._added[layer] = self._observer.observe(query[0], key[0], scaling).unbind()
+            return
+        flat, grouped = key[0, 0], query[0].unflatten(0, (len(segments.starts), -1))
+        parts = zip(grouped, segments.starts, segments.lengths, strict=True)
+        self._added[layer] = [
+            self._observer.observe(queries, flat[None, start : start + count], scaling)[0]
+            for queries, start, count in parts
+        ]
 
     def causal_mask(self, queries: int, keys: int, like: torch.Tensor) -> torch.Tensor:
-        """`lower_right_mask`, made once for all layers of a forward pass."""
-        if self._mask is None or self._mask[0] != (queries, keys):
-            self._mask = ((queries, keys), lower_right_mask(queries, keys, like))
-        return self._mask[1]
+        """`lower_right_mask`, made once for all layers of a forward pass: one for fewer keys is
+        the right part of one for more."""
+        if self._mask is None or self._mask.shape[0] != queries or self._mask.shape[1] < keys:
+            self._mask = lower_right_mask(queries, keys, like)
+        return self._mask[:, self._mask.shape[1] - keys :]
 
     def finish_layer(self, layer: int) -> None:
         """After the last layer the new tokens are valid and count as seen."""
@@ -183,8 +217,9 @@ class EvictingCache(Cache):
         self.pool.advance(self.row, self._pending, self.seen)
         self.seen += self._pending
         self._window.commit(self.seen)
-        if self._method is not None and self._method.observes:
-            self._sums.commit()
+        if self._observer is not None:
+            self.pool.add_sums(self.row, [self._added[layer] for layer in range(self.num_layers)])
+            self._added.clear()
         self._pending, self._mask = 0, None
         self.stats.peak_tokens = max(self.stats.peak_tokens, self.resident)
 
@@ -192,39 +227,43 @@ class EvictingCache(Cache):
 
     @property
     def resident(self) -> int:
-        """Slots held per layer and KV head."""
+        """Slots held per layer and KV head; the mean where they differ, which is whole."""
         return self.pool.length(self.row)
 
     @property
+    def lengths(self) -> torch.Tensor:
+        """Slots held by each layer and KV head, int64 [L, H_kv] on the CPU."""
+        return self.pool.lengths(self.row)
+
+    @property
     def blocks(self) -> int:
-        """Blocks held per layer and KV head, the partial one included."""
+        """Blocks held per layer and KV head (the mean), the partial one included."""
         return ceil_blocks(self.resident, self.pool.block_size)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors behind this cache: its pool (shared with other rows) and state."""
-        return self.pool.nbytes + self.state_bytes
+        return self.pool.nbytes + self._window.nbytes
 
     @property
     def state_bytes(self) -> int:
         """Bytes of what the method needs beside keys and values: kept queries, sums."""
-        return self._window.nbytes + self._sums.nbytes
+        return self._window.nbytes + self.pool.sums_nbytes
 
     @property
     def peak_bytes(self) -> int:
         """Most bytes that were ever held at once, copies while growing included."""
-        return self.pool.peak_bytes + self.state_bytes
+        return self.pool.peak_bytes + self._window.nbytes
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more; a token budget's own room is taken at once."""
-        needed = self.resident + tokens
-        if needed <= self.pool.capacity:
-            return
         ceiling = self._policy.token_ceiling if self._policy else None
         if ceiling is None or self.resident > ceiling:
-            self.pool.reserve(needed, headroom=0.25)
+            self.pool.make_room(self.row, tokens, headroom=0.25)
         else:
-            self.pool.reserve(max(needed, ceiling + tokens))
+            # Once heads differ, each has its own ceiling.
+            uneven = self.config.ragged and self.stats.evictions > 0
+            self.pool.make_room(self.row, tokens, expected=0 if uneven else ceiling + tokens)
 
     # -- pins ------------------------------------------------------------------------------------
 
@@ -242,8 +281,9 @@ class EvictingCache(Cache):
         first = start // size
         # Of a span that is still to come, or coming, there is that much less to look for.
         last = max(first, ceil_blocks(min(stop, self.seen), size))
-        wanted = torch.arange(first, last, device=self.block_ids.device)
-        if not (self.block_ids.unsqueeze(-1) == wanted).any(-2).all():
+        held = self.kept_blocks()
+        wanted = torch.arange(first, last, device=held.device)
+        if not (held.unsqueeze(-1) == wanted).any(-2).all():
             raise ValueError(
                 f"tokens {start}..{stop} cannot be pinned: some were evicted already; pin a span "
                 "before the eviction that follows it"
@@ -254,11 +294,14 @@ class EvictingCache(Cache):
 
     @property
     def block_ids(self) -> torch.Tensor:
-        """int64 [L, H_kv, N]: the block each page holds, in slot order."""
-        return self.pool.block_ids[:, self.row, :, : self.blocks]
+        """int64 [L, H_kv, N]: the block each page holds, in slot order; -1 in front where a head
+        holds fewer than others."""
+        ids = [self.pool.held(self.row, range(i, i + 1)).block_ids for i in range(self.num_layers)]
+        most = max(part.shape[-1] for part in ids)
+        return torch.cat([pad(part, (most - part.shape[-1], 0), value=-1) for part in ids])
 
     def kept_blocks(self) -> torch.Tensor:
-        """int64 [L, H_kv, N]: blocks held, ascending."""
+        """int64 [L, H_kv, N]: blocks held, ascending; -1 in front where a head holds fewer."""
         return self.block_ids.sort(dim=-1).values
 
     @torch.no_grad()
@@ -286,32 +329,21 @@ class EvictingCache(Cache):
         target = policy.target(phase, seen=self.seen, resident=self.resident, last_chunk=last_chunk)
         record = self._cut(policy, method, phase, target) if self.blocks > target else None
         if record is not None and phase == "prefill" and policy.config.prefill_eviction == "end":
-            self.pool.fit(policy.token_ceiling or int(self.resident * 1.25))
+            self.pool.fit(self.row, policy.token_ceiling or int(self.resident * 1.25))
         return record
 
     def _cut(
         self, policy: Policy, method: Method[Any], phase: Phase, target: int
     ) -> EvictionRecord:
         length, before = self.resident, self.blocks
-        observation = Observation(
-            queries=self._window.newest(self.seen, self.pool.keys),
-            keys=self.pool.keys[:, self.row, :, :length],
-            block_ids=self.block_ids,
-            scaling=torch.tensor(self._scaling, device=self.pool.keys.device),
-            block_size=self.pool.block_size,
+        moment = Moment(
             seen=self.seen,
             step=self.stats.evictions,
-            sums=self._sums.view(),
+            target=target,
+            queries=self._window.newest(self.seen, policy.config.window),
+            scaling=torch.tensor(self._scaling, device=self._model.device),
         )
-        ordered = observation.sorted_block_ids
-        ranked = priorities(
-            method.weights(observation), ordered, policy.config, step=self.stats.evictions
-        )
-        forced = policy.forced_mask(ordered, self.seen)
-        keep = keep_largest(ranked.expand_as(ordered), forced, target)
-        pages = torch.zeros_like(keep).scatter_(-1, observation.order, keep)
-        moves = self.pool.compact(self.row, pages, target)
-        self._sums.compact(moves, self.resident)
+        cut(self.pool, self.row, method, policy, moment)
         record = EvictionRecord(
             step=self.stats.evictions,
             phase=phase,
@@ -329,19 +361,13 @@ class EvictingCache(Cache):
     # -- copies ----------------------------------------------------------------------------------
 
     def state(self) -> CacheState:
-        """Everything that decides what comes next; tensors are views, to be copied by the taker.
+        """Everything that decides what comes next; tensors are to be copied by the taker.
 
         Raises RuntimeError in the middle of a forward pass.
         """
-        length, row = self.resident, self.row
-        tensors = {
-            "keys": self.pool.keys[:, row, :, :length],
-            "values": self.pool.values[:, row, :, :length],
-            "block_ids": self.block_ids,
-        }
-        for name, tensor in (("queries", self._window.ring), ("sums", self._sums.view())):
-            if tensor is not None:
-                tensors[name] = tensor
+        tensors = self.pool.export(self.row)
+        if self._window.ring is not None:
+            tensors["queries"] = self._window.ring
         return CacheState(
             model=model_shape(self._model),
             config=self.config.model_dump(mode="json"),
@@ -359,27 +385,58 @@ class EvictingCache(Cache):
         """
         state.require(model_shape(self._model), self.config.model_dump(mode="json"))
         self.reset()
-        tensors = state.tensors
-        length = tensors["keys"].shape[2]
-        self.reserve(length)
-        self.pool.fill(self.row, tensors["keys"], tensors["values"], tensors["block_ids"])
-        self.seen = state.seen
-        self._scaling = list(state.scaling)
-        self._window.restore(tensors.get("queries"))
-        self._sums.restore(tensors.get("sums"))
+        self._take(state)
+        self._window.restore(state.tensors.get("queries"))
         if self._policy is not None:
             self._policy.restore(state.policy)
+
+    def _take(self, state: CacheState) -> None:
+        content = {name: state.tensors[name] for name in state.tensors if name != "queries"}
+        if self._observer is None:
+            content.pop("sums", None)
+        self.pool.fill(self.row, content)
+        self.seen = state.seen
+        self._scaling = list(state.scaling)
         self.stats = CacheStats(**state.stats)
 
-    def fork(self, *, pool: Pool | None = None) -> EvictingCache:
+    def fork(
+        self, *, pool: AnyPool | None = None, config: AnyConfig | None = None
+    ) -> EvictingCache:
         """A copy that shares nothing mutable with this, in a row of `pool` or a pool of its own.
 
-        It costs a copy of the row. Raises PoolFull when `pool` has no free row.
+        It costs a copy of the row. With another `config` (one of `forks`, or one that observes no
+        more than this) it goes on by that method; nothing may have been evicted or pinned before,
+        and `evict("prefill")` is still to be called for what was fed. Raises PoolFull when `pool`
+        has no free row, ValueError when the other config cannot take over.
         """
-        pool = pool if pool is not None else make_pool(self._model, self.config)
-        twin = EvictingCache(self._model, self.config, pool=pool, record_kept=self.record_kept)
-        twin.restore(self.state())
-        twin.stats.records.extend(self.stats.records)
+        if config is None or config == self.config:
+            twin = EvictingCache(
+                self._model,
+                self.config,
+                pool=pool,
+                record_kept=self.record_kept,
+                forks=self._forks,
+            )
+            twin.restore(self.state())
+            twin.stats.records.extend(self.stats.records)
+            return twin
+        if self.stats.evictions:
+            raise ValueError(
+                f"{self.stats.evictions} evictions have happened: what they took is gone for "
+                "another config too; fork before the first one"
+            )
+        twin = EvictingCache(self._model, config, pool=pool, record_kept=self.record_kept)
+        if twin._window.size > self._window.size or (
+            twin._observer is not None and type(twin._observer) is not type(self._observer)
+        ):
+            twin.close()
+            raise ValueError(
+                f"{config.method} needs what this cache did not keep (window "
+                f"{twin._window.size}, here {self._window.size}; sums); name its config in `forks` "
+                "when the cache is made"
+            )
+        twin._take(self.state().uncut(config))
+        twin._window.adopt(self._window, self.seen)
         return twin
 
     def close(self) -> None:
@@ -389,12 +446,18 @@ class EvictingCache(Cache):
             self._closed = True
 
 
-def make_pool(model: PreTrainedModel, config: AnyConfig, *, rows: int = 1) -> Pool:
-    """A pool of `rows` sessions in the shape, dtype and device of `model`."""
+def make_pool(
+    model: PreTrainedModel, config: AnyConfig, *, rows: int = 1, forks: Sequence[AnyConfig] = ()
+) -> AnyPool:
+    """A pool of `rows` sessions in the shape, dtype and device of `model`, for caches of `config`.
+
+    Raises ValueError for `forks` (see `EvictingCache`) that cannot be served together.
+    """
     shape = model.config.get_text_config()
     heads = shape.num_attention_heads
     dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
-    return Pool(
+    kind = RaggedPool if config.ragged else Pool
+    return kind(
         layers=shape.num_hidden_layers,
         kv_heads=getattr(shape, "num_key_value_heads", None) or heads,
         key_dim=dim,
@@ -403,4 +466,26 @@ def make_pool(model: PreTrainedModel, config: AnyConfig, *, rows: int = 1) -> Po
         dtype=model.dtype,
         device=model.device,
         rows=rows,
+        with_sums=_observer((config, *forks)) is not None,
     )
+
+
+def _observer(configs: Sequence[AnyConfig]) -> Method[Any] | None:
+    """The method whose `observe` the sums come from: there is one kind of sums in a cache."""
+    methods = [make_method(each) for each in configs if isinstance(each, EvictingConfig)]
+    observers = [method for method in methods if method.observes]
+    if len({type(method) for method in observers}) > 1:
+        names = ", ".join(sorted({method.config.method for method in observers}))
+        raise ValueError(f"{names} add up different things; one cache can serve one of them")
+    return observers[0] if observers else None
+
+
+def _require_fit(pool: AnyPool, config: AnyConfig, observer: Method[Any] | None) -> None:
+    wanted = (config.block_size, config.ragged, observer is not None)
+    has = (pool.block_size, isinstance(pool, RaggedPool), pool.with_sums)
+    for name, want, have in zip(("block_size", "ragged", "with_sums"), wanted, has, strict=True):
+        if want != have and not (name == "with_sums" and have):
+            raise ValueError(
+                f"the pool was made for {name}={have}, this config needs {want}: make it with "
+                "make_pool(model, config)"
+            )

@@ -7,19 +7,33 @@ from typing import Any
 from cache.config import AnyConfig
 from cache.methods import methods, parse_config
 
+_PYRAMID: dict[str, Any] = {"layer_budgets": "pyramid"}
+_ADAPTIVE: dict[str, Any] = {"head_budgets": "adaptive"}
+# PyramidKV's code runs its own method and its rivals with a window of 8.
+_PYRAMIDKV: dict[str, Any] = {"method": "snapkv", "window": 8, **_PYRAMID}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "topk": {"method": "nexus", "selection": "top_k"},
+    "pyramidkv": _PYRAMIDKV,
+    "ada-snapkv": {"method": "snapkv", **_ADAPTIVE},
+    "ada-pyramidkv": {**_PYRAMIDKV, **_ADAPTIVE},
+    "ada-nexus": {"method": "nexus", **_ADAPTIVE},
+}
+
+# NAME-paper: what "Nexus Sampling" runs every method with; sinks stay as the methods' own codes
+# have them.
+_PAPER_SUFFIX = "-paper"
 _PAPER: dict[str, Any] = {
     "budget": {"kind": "density", "density": 0.2},
     "prefill_eviction": "end",
 }
-PRESETS: dict[str, dict[str, Any]] = {
-    "nexus-paper": {"method": "nexus", "heads": "layer_mean", "walk_rows": "newest", **_PAPER},
-    "topk": {"method": "nexus", "selection": "top_k"},
-}
+_NEXUS_PAPER: dict[str, Any] = {"heads": "layer_mean", "walk_rows": "newest"}
 
 
 def preset_names() -> tuple[str, ...]:
     """Every name that `preset` takes: all methods, with their defaults, and the presets."""
-    return (*methods(), *PRESETS)
+    own = (*methods(), *PRESETS)
+    return (*own, *(name + _PAPER_SUFFIX for name in own if name != "dense"))
 
 
 def preset(name: str, **changes: Any) -> AnyConfig:
@@ -29,4 +43,10 @@ def preset(name: str, **changes: Any) -> AnyConfig:
     """
     if name not in preset_names():
         raise ValueError(f"unknown method {name!r}; there are: {', '.join(preset_names())}")
-    return parse_config({**PRESETS.get(name, {"method": name}), **changes})
+    base = name.removesuffix(_PAPER_SUFFIX)
+    data = {**PRESETS.get(base, {"method": base})}
+    if name != base:
+        data.update(_PAPER)
+        if data["method"] == "nexus" and "head_budgets" not in data:  # which needs scores per head
+            data.update(_NEXUS_PAPER)
+    return parse_config({**data, **changes})

@@ -60,19 +60,25 @@ class QueryWindow:
                 self.ring = torch.empty(ring.shape, dtype=ring.dtype, device=ring.device)
             self.ring.copy_(ring)
 
-    def newest(self, seen: int, keys: torch.Tensor) -> torch.Tensor:
-        """[L, H_q, min(size, seen), D], oldest first; no queries for size 0.
+    def adopt(self, other: QueryWindow, seen: int) -> None:
+        """Take over the newest queries of a window that is at least as large."""
+        self.clear()
+        if self.size and (newest := other.newest(seen, self.size)) is not None:
+            self._staged = list(newest)
+            self.commit(seen)
 
-        keys: any tensor whose first and last dimensions are L and D. Raises RuntimeError before
-        the first pass.
+    def newest(self, seen: int, count: int) -> torch.Tensor | None:
+        """[L, H_q, min(count, seen), D], oldest first; None for a count of 0.
+
+        Raises RuntimeError before the first pass.
         """
-        if not self.size:
-            return keys.new_empty(keys.shape[0], 0, 0, keys.shape[-1])
+        if not count:
+            return None
         if self.ring is None:
             raise RuntimeError(
                 "no queries were observed: the model does not run the 'evicting' attention "
                 "(its attn_implementation was changed after the cache was made)"
             )
-        count = min(self.size, seen)
+        count = min(count, self.size, seen)
         slots = torch.arange(seen - count, seen, device=self.ring.device) % self.size
         return self.ring[:, :, slots]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from cache.config import EvictingConfig
@@ -9,11 +11,16 @@ from cache.philox import uniforms
 
 
 def priorities(
-    weights: torch.Tensor, block_ids: torch.Tensor, config: EvictingConfig, *, step: int
+    weights: torch.Tensor,
+    block_ids: torch.Tensor,
+    config: EvictingConfig,
+    *,
+    step: int,
+    first_layer: int = 0,
 ) -> torch.Tensor:
-    """What `config.selection` makes of weights [L, H or 1, N]; the largest stay.
+    """What `config.selection` makes of weights [l, H or 1, N]; the largest stay.
 
-    block_ids: int64 [L, H, N], in the order of the weights. The reservoir's draws depend on (seed,
+    block_ids: int64 [l, H, N], in the order of the weights. The reservoir's draws depend on (seed,
     step, layer, head, block) alone; a layer that decides as one has head 0.
     """
     if config.selection == "top_k":
@@ -22,9 +29,9 @@ def priorities(
     draws = uniforms(
         config.seed,
         step,
-        torch.arange(layers, device=weights.device)[:, None, None],
+        first_layer + torch.arange(layers, device=weights.device)[:, None, None],
         torch.arange(heads, device=weights.device)[None, :, None],
-        block_ids[:, :heads],
+        block_ids[:, :heads].clamp_min(0),  # pads, which are never chosen
         config.samples,
     )
     return reservoir_priorities(weights, draws)
@@ -41,17 +48,22 @@ def reservoir_priorities(weights: torch.Tensor, uniforms: torch.Tensor) -> torch
     return torch.logsumexp(exponents, dim=-1)
 
 
-def keep_largest(priorities: torch.Tensor, forced: torch.Tensor, count: int) -> torch.Tensor:
+def keep_largest(
+    priorities: torch.Tensor, forced: torch.Tensor, count: int | Sequence[Sequence[int]]
+) -> torch.Tensor:
     """Mask of the `count` blocks that stay: all forced ones, then the largest priorities.
 
     priorities: [..., N], ordered from the oldest block to the newest; forced: bool [..., N].
-    Equal priorities go to the newer block, so the result does not depend on slot order.
-    Returns bool [..., N] with exactly `count` set. Raises ValueError when that cannot be.
+    count: one number, or one for each of [L, H]. Equal priorities go to the newer block, so the
+    result does not depend on slot order. Returns bool [..., N] with exactly `count` set. Raises
+    ValueError when that cannot be.
     """
     blocks = priorities.shape[-1]
-    if not 0 <= count <= blocks:
+    counts = torch.tensor(count)
+    if not 0 <= int(counts.min()) <= int(counts.max()) <= blocks:
         raise ValueError(f"cannot keep {count} of {blocks} blocks")
     ranked = priorities.double().masked_fill(forced, float("inf"))
     order = ranked.flip(-1).argsort(dim=-1, descending=True, stable=True)
-    kept = (blocks - 1) - order[..., :count]
-    return torch.zeros_like(forced).scatter_(-1, kept, True)
+    chosen = torch.arange(blocks) < counts.unsqueeze(-1)
+    chosen = chosen.to(forced.device).expand_as(forced)
+    return torch.zeros_like(forced).scatter_(-1, (blocks - 1) - order, chosen)

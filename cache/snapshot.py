@@ -13,10 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from cache.evicting_cache import EvictingCache
+from cache.evicting_cache import AnyPool, EvictingCache
 from cache.methods import parse_config
 from cache.state import CacheState
-from cache.store import Pool
 
 _FORMAT = 1
 _KEY = "nexus-agent-cache"
@@ -57,7 +56,7 @@ def save_snapshot(cache: EvictingCache, path: str | Path, *, model_id: str = "")
 
 
 def load_snapshot(
-    path: str | Path, model: PreTrainedModel, *, model_id: str = "", pool: Pool | None = None
+    path: str | Path, model: PreTrainedModel, *, model_id: str = "", pool: AnyPool | None = None
 ) -> EvictingCache:
     """A cache that goes on where the saved one was, with the same ids.
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+
+from cache.budgets import ceil_blocks
+from cache.config import AnyConfig
 
 
 @dataclass(frozen=True)
 class CacheState:
     """One session's state.
 
-    tensors: keys, values [L, H_kv, T, D] and block_ids [L, H_kv, N] in slot order; queries, the
-    window's ring [L, H_q, W, D], and sums [L, H_kv, T] where the method has them. All else is plain
-    data. The random draws need no state: they are functions of the seed and these counters.
+    tensors: what the pool exports of its row: keys, values [L, H_kv, T, D], block_ids [L, H_kv, N]
+    and sums [L, H_kv, T] where the method has them, in slot order; where heads can differ, the same
+    as [all slots, D], [all blocks] and [all slots], head after head, and lengths [L, H_kv].
+    queries: the window's ring [L, H_q, W, D]. All else is plain data. The random draws need no
+    state: they are functions of the seed and these counters.
     """
 
     model: Mapping[str, Any]
@@ -26,6 +31,21 @@ class CacheState:
     policy: dict[str, Any]
     stats: dict[str, Any]
     tensors: Mapping[str, torch.Tensor] = field(repr=False)
+
+    def uncut(self, config: AnyConfig) -> CacheState:
+        """The same for a cache of `config`, of whatever block size and kind of pool, that goes on
+        from here: all tokens are there, in order."""
+        lead = (self.model["num_hidden_layers"], -1, self.seen)
+        planes = {n: self.tensors[n].reshape(*lead, -1) for n in ("keys", "values")}
+        if "sums" in self.tensors:
+            planes["sums"] = self.tensors["sums"].reshape(lead)
+        layers, heads = planes["keys"].shape[:2]
+        blocks = torch.arange(ceil_blocks(self.seen, config.block_size))
+        planes["block_ids"] = blocks.to(planes["keys"].device).expand(layers, heads, -1)
+        if config.ragged:
+            planes = {name: plane.flatten(0, 2) for name, plane in planes.items()}
+            planes["lengths"] = torch.full((layers, heads), self.seen)
+        return replace(self, tensors=planes)
 
     def require(self, model: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Raise ValueError, naming the first difference, unless both are the same as here."""

@@ -11,9 +11,6 @@ from cache.methods.base import Observation
 
 Heads = Literal["layer_mean", "layer_attention", "kv_head"]
 
-# Layers are scored in groups whose logits stay below this many float32 values (256 MB).
-_GROUP_VALUES = 1 << 26
-
 
 def block_rows(observation: Observation, heads: Heads) -> torch.Tensor:
     """Rows a(q) of shape [L, H', W', N] float32, oldest block first; each sums to 1.
@@ -23,31 +20,18 @@ def block_rows(observation: Observation, heads: Heads) -> torch.Tensor:
     `layer_mean` averages queries and keys over heads before the softmax, `layer_attention` averages
     the attention of all heads after it.
     """
-    layers, query_heads, rows, _ = observation.queries.shape
-    logits = query_heads * rows * observation.keys.shape[2]
-    group = max(1, min(layers, _GROUP_VALUES // logits))
-    parts = [
-        _rows_of(observation, heads, slice(first, first + group))
-        for first in range(0, layers, group)
-    ]
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-
-def _rows_of(observation: Observation, heads: Heads, layers: slice) -> torch.Tensor:
-    queries = observation.queries[layers].float()
-    keys = observation.keys[layers].float()
-    key_index, order = observation.key_index[layers], observation.order[layers]
+    queries, keys = observation.queries.float(), observation.keys.float()
+    hidden, order = observation.hidden, observation.order
     if heads == "layer_mean":
         queries, keys = queries.mean(1, keepdim=True), keys.mean(1, keepdim=True)
     if heads != "kv_head":  # one decision per layer: all heads hold the same blocks
         order = order[:, :1]
-    if keys.shape[1] != key_index.shape[1]:
-        key_index = key_index[:, :1]
-    grouped = queries.unflatten(1, (keys.shape[1], -1))  # [l, H, G, W', D]
+    if keys.shape[1] != hidden.shape[1]:
+        hidden = hidden[:, :1]
+    grouped = queries.unflatten(1, (keys.shape[1], -1))  # [L, H, G, W', D]
     logits = grouped @ keys.unsqueeze(2).transpose(-1, -2)
-    logits *= observation.scaling[layers].view(-1, 1, 1, 1, 1)
-    future = key_index.unsqueeze(-2) > observation.query_index.unsqueeze(-1)  # [l, H, W', T]
-    attention = logits.masked_fill_(future.unsqueeze(2), float("-inf")).softmax(-1)
+    logits *= observation.scaling.view(-1, 1, 1, 1, 1)
+    attention = logits.masked_fill_(hidden.unsqueeze(2), float("-inf")).softmax(-1)
     per_block = _sum_blocks(attention.mean(2), observation.block_size)
     if heads == "layer_attention":
         per_block = per_block.mean(1, keepdim=True)

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from cache.config import EvictingConfig
-from cache.methods.base import Method, Observation
+from cache.methods.base import Method, Observation, to_unit
 from cache.methods.registry import register
 
 _QUERIES = 64  # rows of the attention matrix held at once
@@ -16,13 +16,18 @@ _QUERIES = 64  # rows of the attention matrix held at once
 
 class H2OConfig(EvictingConfig):
     """As its own code keeps scores: they start with the first query that sees a key, survive
-    evictions, and are dropped with their key; the newest half of the budget is never evicted
-    unless `recent` says otherwise."""
+    evictions, and are dropped with their key. It halves the budget between heavy hitters and recent
+    tokens; `recent` beside that is a number of tokens that always stay."""
 
     method: Literal["h2o"] = "h2o"
     block_size: int = Field(1, ge=1, description="b, tokens per block; 1: single tokens")
     sinks: int = 0
-    recent: int | None = Field(64, ge=1, description="newest tokens that always stay")
+    recent_share: float = Field(
+        0.5,
+        ge=0,
+        lt=1,
+        description="share of the budget that the newest blocks have for themselves",
+    )
 
 
 @register
@@ -38,8 +43,10 @@ class H2O(Method[H2OConfig]):
     def weights(self, observation: Observation) -> torch.Tensor:
         if observation.sums is None:
             raise RuntimeError("H2O scores what `observe` returned, and nothing was observed")
-        weights = observation.block_weights(observation.sums)
-        return weights / weights.sum(-1, keepdim=True)
+        weights = to_unit(observation.block_weights(observation.sums))
+        recent = int(observation.target * self.config.recent_share)
+        weights[..., weights.shape[-1] - recent :] += 1  # above all others
+        return weights
 
 
 def attention_sums(queries: torch.Tensor, keys: torch.Tensor, scaling: float) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from cache.config import EvictingConfig
-from cache.methods.base import Method, Observation
+from cache.methods.base import Method, Observation, to_unit
 from cache.methods.registry import register
 from cache.methods.token_attention import window_logits
 
@@ -38,8 +38,7 @@ class MorphKV(Method[MorphKVConfig]):
     def weights(self, observation: Observation) -> torch.Tensor:
         logits = window_logits(observation).sum(2)  # [L, H_kv, W', T]
         first = observation.seen - observation.queries.shape[2]
-        old = (observation.key_index < first).unsqueeze(-2)
-        rows = logits.masked_fill(~old, float("-inf")).softmax(-1).nan_to_num(0.0)
+        newer = (observation.key_index >= first).unsqueeze(-2)
+        rows = logits.masked_fill(newer, float("-inf")).softmax(-1).nan_to_num(0.0)
         fused = rows.sum(-2) if self.config.fuse == "sum" else rows.amax(-2)
-        weights = observation.block_weights(fused)
-        return weights / weights.sum(-1, keepdim=True).clamp_min(1e-300)
+        return to_unit(observation.block_weights(fused))

@@ -37,11 +37,16 @@ class NexusConfig(EvictingConfig):
     selection: Selection = Field("reservoir", description="reservoir (Eq. 6), or top_k")
 
     @model_validator(mode="after")
-    def _walk_fits_window(self) -> NexusConfig:
+    def _fits_together(self) -> NexusConfig:
         if self.walk_steps > self.window:
             raise ValueError(
                 f"walk_steps={self.walk_steps} exceeds window={self.window}: each step of the walk "
                 "takes one row of the window; lower walk_steps or raise window"
+            )
+        if self.head_budgets == "adaptive" and self.heads != "kv_head":
+            raise ValueError(
+                f"head_budgets='adaptive' compares heads, and heads={self.heads!r} decides for all "
+                "heads of a layer at once; use heads='kv_head'"
             )
         return self
 
@@ -68,11 +73,14 @@ def walk(rows: torch.Tensor) -> torch.Tensor:
     return state
 
 
-def nexus_weights(rows: torch.Tensor, config: NexusConfig) -> torch.Tensor:
+def nexus_weights(
+    rows: torch.Tensor, config: NexusConfig, counts: torch.Tensor | None = None
+) -> torch.Tensor:
     """w = a + lambda * c + epsilon * r (Eq. 2, 5) from rows [..., W', N]; float64 [..., N].
 
     a: mean of the rows (Eq. 1, 3); c: the walk, normalised to sum 1 (0 without steps); r: rank by
-    age from 0 (oldest) to 1 (newest), 0 for a single block.
+    age from 0 (oldest) to 1 (newest), 0 for a single block. counts: [...], blocks that are present,
+    the last ones; None: all N.
     """
     rows = rows.double()
     weights = rows.mean(-2)
@@ -81,8 +89,10 @@ def nexus_weights(rows: torch.Tensor, config: NexusConfig) -> torch.Tensor:
         state = walk(rows[..., taken, :])
         weights = weights + config.walk_weight * state / state.sum(-1, keepdim=True)
     blocks = rows.shape[-1]
-    rank = torch.arange(blocks, dtype=torch.float64, device=rows.device) / max(blocks - 1, 1)
-    return weights + config.recency_tiebreak * rank
+    present = torch.as_tensor(blocks if counts is None else counts, device=rows.device)
+    pads = (blocks - present).unsqueeze(-1)
+    rank = (torch.arange(blocks, dtype=torch.float64, device=rows.device) - pads).clamp_min(0)
+    return weights + config.recency_tiebreak * rank / (present - 1).clamp_min(1).unsqueeze(-1)
 
 
 @register
@@ -92,4 +102,5 @@ class Nexus(Method[NexusConfig]):
     Config = NexusConfig
 
     def weights(self, observation: Observation) -> torch.Tensor:
-        return nexus_weights(block_rows(observation, self.config.heads), self.config)
+        rows = block_rows(observation, self.config.heads)
+        return nexus_weights(rows, self.config, observation.counts[:, : rows.shape[1]])

@@ -26,5 +26,5 @@ class RandomChoice(Method[RandomConfig]):
     Config = RandomConfig
 
     def weights(self, observation: Observation) -> torch.Tensor:
-        ids = observation.sorted_block_ids
-        return torch.full_like(ids, 1 / ids.shape[-1], dtype=torch.float64)
+        present = observation.sorted_block_ids >= 0
+        return present.double() / observation.counts.unsqueeze(-1)

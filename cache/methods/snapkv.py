@@ -9,7 +9,7 @@ from pydantic import Field
 from torch.nn.functional import avg_pool1d, max_pool1d
 
 from cache.config import EvictingConfig, Scope
-from cache.methods.base import Method, Observation
+from cache.methods.base import Method, Observation, to_unit
 from cache.methods.registry import register
 from cache.methods.token_attention import Group, reduce_group, window_logits
 
@@ -52,5 +52,4 @@ class SnapKV(Method[SnapKVConfig]):
                 -1,
             )
         pooled = torch.empty_like(tokens).scatter_(-1, order, along)
-        weights = observation.block_weights(pooled)
-        return weights / weights.sum(-1, keepdim=True)
+        return to_unit(observation.block_weights(pooled))

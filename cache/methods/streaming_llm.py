@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from cache.config import EvictingConfig
-from cache.methods.base import Method, Observation
+from cache.methods.base import Method, Observation, to_unit
 from cache.methods.registry import register
 
 
@@ -23,10 +23,9 @@ class StreamingLLMConfig(EvictingConfig):
 
 @register
 class StreamingLLM(Method[StreamingLLMConfig]):
-    """The newer a block, the larger its weight; they add up to 1."""
+    """The newer a block, the larger its weight; by position."""
 
     Config = StreamingLLMConfig
 
     def weights(self, observation: Observation) -> torch.Tensor:
-        age = observation.sorted_block_ids.double() + 1
-        return age / age.sum(-1, keepdim=True)
+        return to_unit(observation.sorted_block_ids.double() + 1)

@@ -12,14 +12,13 @@ Group = Literal["mean", "max", "sum"]
 
 
 def window_logits(observation: Observation) -> torch.Tensor:
-    """q.k * scaling of the window's queries, float32 [L, H_kv, G, W', T] in slot order, causal:
-    a key that entered after the query's token is -inf."""
+    """q.k * scaling of the window's queries, float32 [L, H_kv, G, W', T] in slot order;
+    keys that a query must not see are -inf."""
     queries, keys = observation.queries.float(), observation.keys.float()
     grouped = queries.unflatten(1, (keys.shape[1], -1))
     logits = grouped @ keys.unsqueeze(2).transpose(-1, -2)
     logits *= observation.scaling.view(-1, 1, 1, 1, 1)
-    future = observation.key_index.unsqueeze(-2) > observation.query_index.unsqueeze(-1)
-    return logits.masked_fill_(future.unsqueeze(2), float("-inf"))
+    return logits.masked_fill_(observation.hidden.unsqueeze(2), float("-inf"))
 
 
 def reduce_group(values: torch.Tensor, group: Group, dim: int) -> torch.Tensor:

@@ -40,7 +40,7 @@ class Model:
 
     def append(self, count: int) -> None:
         pool = self.pool
-        pool.reserve(pool.length(self.row) + count)
+        pool.make_room(self.row, count)
         for layer in range(LAYERS):
             marks = torch.tensor(
                 [
@@ -74,13 +74,13 @@ class Model:
             for page, block in enumerate(ids):
                 keep[layer, head, page] = block in chosen
             self.held[layer, head] = {t: m for t, m in tokens.items() if t // size in chosen}
-        self.pool.compact(self.row, keep, kept)
+        self.pool.compact(self.row, [keep], [[kept] * HEADS] * LAYERS)
 
     def check(self) -> None:
         pool, size = self.pool, self.pool.block_size
         length = pool.length(self.row)
         for layer in range(LAYERS):
-            keys, values = pool.view(layer, self.row, length)
+            keys, values = pool.view(layer, self.row)
             assert keys.shape == (1, HEADS, length, DIM)
             for head in range(HEADS):
                 ids = pool.block_ids[layer, self.row, head].tolist()
@@ -124,7 +124,7 @@ def test_rows_do_not_touch_each_other(steps, random):
         if cut:
             pages = -(-pool.length(rows[which].row) // 4)
             rows[which].cut(max(1, pages // 2), random)
-            pool.fit(0)
+            pool.fit(0, 0)
         for row in rows:
             row.check()
 
@@ -159,18 +159,18 @@ def test_moves_fill_holes_and_copy_no_more_than_needed(pages, tail, data):
 def test_growth_keeps_contents_and_addresses_stay_while_there_is_room():
     pool = make(rows=2)
     one, two = Model(pool, 1), Model(pool, 2)
-    pool.reserve(40)
+    pool.make_room(one.row, 40)
     address = pool.keys.data_ptr()
     one.append(13)
     two.append(39)
     assert pool.keys.data_ptr() == address
     assert pool.capacity == 40
-    pool.reserve(100, headroom=0.25)
+    pool.make_room(one.row, 87, headroom=0.25)
     assert pool.capacity == 128  # 125, in whole blocks
     assert pool.peak_bytes > pool.nbytes
     one.check()
     two.check()
-    pool.fit(0)
+    pool.fit(0, 0)
     assert pool.capacity == 40
     one.check()
     two.check()
@@ -196,6 +196,6 @@ def test_writing_without_room_and_torn_blocks_are_errors():
     row = pool.take()
     with pytest.raises(ValueError, match="5 slots are needed, 0 reserved"):
         pool.write(0, row, torch.zeros(HEADS, 5, DIM), torch.zeros(HEADS, 5, DIM + 1))
-    pool.reserve(8)
+    pool.make_room(row, 8)
     with pytest.raises(ValueError, match="token 3 cannot follow slot 0"):
         pool.advance(row, 2, 3)

@@ -1,0 +1,113 @@
+"""One eviction step: which pages of a session's row stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cache.allocation import head_counts, layer_counts
+from cache.config import EvictingConfig
+from cache.methods import Method, Observation
+from cache.policy import Policy
+from cache.ragged_store import RaggedPool
+from cache.selection import keep_largest, priorities
+from cache.store import Held, Pool
+
+# Layers are scored in groups whose logits and keys stay below this many float32 values (256 MB).
+_GROUP_VALUES = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a step happens: tokens seen, its number, B (mean blocks that stay), the newest queries
+    [L, H_q, W', D] of the window or None, and the factor of q.k in each layer, [L]."""
+
+    seen: int
+    step: int
+    target: int
+    queries: torch.Tensor | None
+    scaling: torch.Tensor
+
+
+def cut(
+    pool: Pool | RaggedPool, row: int, method: Method[Any], policy: Policy, moment: Moment
+) -> None:
+    """Evict from `row` down to `moment.target` blocks per layer and head, on average."""
+    lengths = pool.lengths(row)
+    config: EvictingConfig = policy.config
+    forced = policy.forced_count(moment.seen)
+    present = (-(-lengths // pool.block_size)).sum(-1).tolist()
+    per_layer = layer_counts(
+        config, target=moment.target, forced=forced, present=present, heads=lengths.shape[1]
+    )
+    keep: list[torch.Tensor] = []
+    counts: list[list[int]] = []
+    for layers in _groups(lengths, pool, moment):
+        held = pool.held(row, layers)
+        kept, numbers = _decide(held, method, policy, moment, per_layer[layers.start : layers.stop])
+        keep.append(kept)
+        counts += numbers
+    pool.compact(row, keep, counts)
+
+
+def _groups(lengths: torch.Tensor, pool: Pool | RaggedPool, moment: Moment) -> Iterator[range]:
+    """Consecutive layers to be scored together: one at a time where lengths can differ."""
+    layers, heads = lengths.shape
+    width = 1
+    if isinstance(pool, Pool):
+        per_key = heads * pool.keys.shape[-1]
+        if moment.queries is not None:
+            per_key += moment.queries.shape[1] * moment.queries.shape[2]
+        width = max(1, _GROUP_VALUES // (per_key * max(1, int(lengths[0, 0]))))
+    for first in range(0, layers, width):
+        yield range(first, min(first + width, layers))
+
+
+def _decide(
+    held: Held, method: Method[Any], policy: Policy, moment: Moment, per_layer: Sequence[int]
+) -> tuple[torch.Tensor, list[list[int]]]:
+    """Pages that stay, bool [l, H, P] in page order, and their numbers per layer and head."""
+    config = policy.config
+    layers = slice(held.first_layer, held.first_layer + held.keys.shape[0])
+    heads = held.keys.shape[1]
+    queries = moment.queries[layers] if moment.queries is not None else None
+    observation = Observation(
+        queries=queries if queries is not None else held.keys.new_empty(len(per_layer), 0, 0, 0),
+        keys=held.keys,
+        block_ids=held.block_ids,
+        scaling=moment.scaling[layers],
+        block_size=policy.block_size,
+        seen=moment.seen,
+        step=moment.step,
+        target=per_layer[0] // heads,
+        sums=held.sums,
+    )
+    ordered = observation.sorted_block_ids
+    weights = method.weights(observation)
+    ranked = priorities(
+        weights, ordered, config, step=moment.step, first_layer=held.first_layer
+    ).expand_as(ordered)
+    forced = policy.forced_mask(ordered, moment.seen)
+    counts = [[blocks // heads] * heads for blocks in per_layer]
+    if config.head_budgets == "adaptive":
+        must = policy.forced_count(moment.seen)
+        candidates = (ordered >= 0) & ~forced
+        counts = [
+            [must + free for free in _free_counts(*pair, blocks - must * heads, config)]
+            for pair, blocks in zip(zip(weights, candidates, strict=True), per_layer, strict=True)
+        ]
+    ranked = ranked.masked_fill(ordered < 0, float("-inf"))
+    keep = keep_largest(ranked, forced, counts)
+    return torch.zeros_like(keep).scatter_(-1, observation.order, keep), counts
+
+
+def _free_counts(
+    weights: torch.Tensor, candidates: torch.Tensor, total: int, config: EvictingConfig
+) -> list[int]:
+    scores = weights.expand(candidates.shape)
+    return head_counts(
+        scores, candidates, total, floor=config.head_floor, normalize=config.head_normalize
+    )
