@@ -36,7 +36,10 @@ class CacheState:
         """The same for a cache of `config`, of whatever block size and kind of pool, that goes on
         from here: all tokens are there, in order."""
         lead = (self.model["num_hidden_layers"], -1, self.seen)
-        planes = {n: self.tensors[n].reshape(*lead, -1) for n in ("keys", "values")}
+        planes = {
+            name: self.tensors[name].reshape(*lead, self.tensors[name].shape[-1])
+            for name in ("keys", "values")
+        }
         if "sums" in self.tensors:
             planes["sums"] = self.tensors["sums"].reshape(lead)
         layers, heads = planes["keys"].shape[:2]

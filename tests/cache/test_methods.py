@@ -87,6 +87,18 @@ def test_heavy_hitters_keep_their_sums_through_evictions() -> None:
             assert got == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_half_of_the_budget_is_for_recent_tokens_unless_said_otherwise(share: float) -> None:
+    config = preset("h2o", budget=BUDGET, **({} if share == 0.5 else {"recent_share": share}))
+    result = run(tiny("llama-g4-kv1"), config, turns_of((40, 0)), chunk=16)
+    _, captured = replayed(tiny("llama-g4-kv1"), result)
+    newest = int(24 * share)
+    for layer, (kept,) in enumerate(result.kept[0]):
+        scores = method_oracles.h2o(captured, layer, 0, list(range(40)), 40, config)
+        hitters = sorted(range(40 - newest), key=scores.__getitem__)[-(24 - newest) :]
+        assert kept == sorted([*hitters, *range(40 - newest, 40)])
+
+
 def test_a_new_token_does_not_die_first() -> None:
     """H2O's newest tokens have had few queries; the recent part keeps them (fault 12)."""
     result = run(tiny("llama-g1-kv2"), small("h2o"), turns_of((30, 40)), chunk=30)
