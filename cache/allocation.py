@@ -98,14 +98,16 @@ def head_counts(
     c_h is how many of the layer's `total` best candidates are head h's (equal scores: the newer
     block, then the lower head); the ideal is (1 - floor) * c_h + floor * total / H, the floor
     being alpha in Ada-KV's code. scores: [H, N], comparable between heads, oldest block first;
-    candidates: bool [H, N]. normalize: scale a head's scores by the sum of its best total / H.
+    candidates: bool [H, N]. normalize: scale a head's scores by the share of their sum that its
+    best total / H have.
     """
     heads = scores.shape[0]
     ranked = scores.double().masked_fill(~candidates, float("-inf"))
     caps = candidates.sum(-1).tolist()
     if normalize:
-        best = ranked.topk(min(total // heads, ranked.shape[-1]), dim=-1).values
-        ranked = ranked * best.clamp_min(0).sum(-1, keepdim=True)
+        own = ranked.clamp_min(0)
+        best = own.topk(min(total // heads, own.shape[-1]), dim=-1).values.sum(-1, keepdim=True)
+        ranked = ranked * (best / own.sum(-1, keepdim=True).clamp_min(1e-300))
         ranked = ranked.masked_fill(~candidates, float("-inf"))
     total = min(total, sum(caps))
     newest_first = ranked.flip(-1).T.reshape(-1)  # block by block from the newest, heads within

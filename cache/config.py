@@ -106,8 +106,8 @@ class EvictingConfig(_Frozen):
     )
     head_normalize: bool = Field(
         False,
-        description="before heads are compared, scale each one's scores by the sum of its best "
-        "ones (an option of KVCache-Factory)",
+        description="before heads are compared, scale each one's scores by the share of their sum "
+        "that its best ones have (an option of KVCache-Factory)",
     )
     seed: int = Field(0, ge=0, lt=2**64, description="key of the counter-based generator")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 import torch
@@ -44,7 +45,7 @@ class H2O(Method[H2OConfig]):
         if observation.sums is None:
             raise RuntimeError("H2O scores what `observe` returned, and nothing was observed")
         weights = to_unit(observation.block_weights(observation.sums))
-        recent = int(observation.target * self.config.recent_share)
+        recent = math.floor(observation.target * self.config.recent_share + 1e-9)
         weights[..., weights.shape[-1] - recent :] += 1  # above all others
         return weights
 
