@@ -1,10 +1,11 @@
 """KV caches that forget on purpose: eviction under a budget for one persistent stream."""
 
 from cache.config import AnyConfig, DenseConfig, EvictingConfig
-from cache.evicting_cache import AnyPool, EvictingCache, make_pool
+from cache.evicting_cache import EvictingCache
 from cache.generate import decode, generate, prefill
 from cache.methods import Method, Observation, methods, parse_config, register
 from cache.methods.nexus import NexusConfig
+from cache.pools import AnyPool, make_pool
 from cache.presets import preset, preset_names
 from cache.ragged_store import RaggedPool
 from cache.sampling import Sampling

@@ -21,13 +21,11 @@ from cache.config import AnyConfig, EvictingConfig, Phase
 from cache.eviction import Moment, cut
 from cache.methods import Method, make_method
 from cache.policy import Policy
+from cache.pools import AnyPool, make_pool, observer_of, require_fit
 from cache.query_window import QueryWindow
-from cache.ragged_store import RaggedPool, Segments
+from cache.ragged_store import Segments
 from cache.state import CacheState, model_shape
 from cache.stats import CacheStats, EvictionRecord
-from cache.store import Pool
-
-AnyPool = Pool | RaggedPool
 
 
 class EvictingCache(Cache):
@@ -59,9 +57,9 @@ class EvictingCache(Cache):
         self.config = config
         self.num_layers: int = shape.num_hidden_layers
         self._forks = tuple(forks)
-        self._observer = _observer((config, *forks))
+        self._observer = observer_of((config, *forks))
         self.pool = pool if pool is not None else make_pool(model, config, forks=forks)
-        _require_fit(self.pool, config, self._observer)
+        require_fit(self.pool, config, self._observer)
         self.row = self.pool.take()
         self.stats = CacheStats()
         self.record_kept = record_kept
@@ -444,48 +442,3 @@ class EvictingCache(Cache):
         if not self._closed:
             self.pool.give_back(self.row)
             self._closed = True
-
-
-def make_pool(
-    model: PreTrainedModel, config: AnyConfig, *, rows: int = 1, forks: Sequence[AnyConfig] = ()
-) -> AnyPool:
-    """A pool of `rows` sessions in the shape, dtype and device of `model`, for caches of `config`.
-
-    Raises ValueError for `forks` (see `EvictingCache`) that cannot be served together.
-    """
-    shape = model.config.get_text_config()
-    heads = shape.num_attention_heads
-    dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
-    kind = RaggedPool if config.ragged else Pool
-    return kind(
-        layers=shape.num_hidden_layers,
-        kv_heads=getattr(shape, "num_key_value_heads", None) or heads,
-        key_dim=dim,
-        value_dim=dim,
-        block_size=config.block_size,
-        dtype=model.dtype,
-        device=model.device,
-        rows=rows,
-        with_sums=_observer((config, *forks)) is not None,
-    )
-
-
-def _observer(configs: Sequence[AnyConfig]) -> Method[Any] | None:
-    """The method whose `observe` the sums come from: there is one kind of sums in a cache."""
-    methods = [make_method(each) for each in configs if isinstance(each, EvictingConfig)]
-    observers = [method for method in methods if method.observes]
-    if len({type(method) for method in observers}) > 1:
-        names = ", ".join(sorted({method.config.method for method in observers}))
-        raise ValueError(f"{names} add up different things; one cache can serve one of them")
-    return observers[0] if observers else None
-
-
-def _require_fit(pool: AnyPool, config: AnyConfig, observer: Method[Any] | None) -> None:
-    wanted = (config.block_size, config.ragged, observer is not None)
-    has = (pool.block_size, isinstance(pool, RaggedPool), pool.with_sums)
-    for name, want, have in zip(("block_size", "ragged", "with_sums"), wanted, has, strict=True):
-        if want != have and not (name == "with_sums" and have):
-            raise ValueError(
-                f"the pool was made for {name}={have}, this config needs {want}: make it with "
-                "make_pool(model, config)"
-            )

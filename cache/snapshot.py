@@ -13,8 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from cache.evicting_cache import AnyPool, EvictingCache
+from cache.evicting_cache import EvictingCache
 from cache.methods import parse_config
+from cache.pools import AnyPool
 from cache.state import CacheState
 
 _FORMAT = 1

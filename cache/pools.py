@@ -1,0 +1,61 @@
+"""Which kind of pool a config needs, and whether a pool fits a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from cache.config import AnyConfig, EvictingConfig
+from cache.methods import Method, make_method
+from cache.ragged_store import RaggedPool
+from cache.store import Pool
+
+AnyPool = Pool | RaggedPool
+
+
+def make_pool(
+    model: PreTrainedModel, config: AnyConfig, *, rows: int = 1, forks: Sequence[AnyConfig] = ()
+) -> AnyPool:
+    """A pool of `rows` sessions in the shape, dtype and device of `model`, for caches of `config`.
+
+    Raises ValueError for `forks` (see `EvictingCache`) that cannot be served together.
+    """
+    shape = model.config.get_text_config()
+    heads = shape.num_attention_heads
+    dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+    kind = RaggedPool if config.ragged else Pool
+    return kind(
+        layers=shape.num_hidden_layers,
+        kv_heads=getattr(shape, "num_key_value_heads", None) or heads,
+        key_dim=dim,
+        value_dim=dim,
+        block_size=config.block_size,
+        dtype=model.dtype,
+        device=model.device,
+        rows=rows,
+        with_sums=observer_of((config, *forks)) is not None,
+    )
+
+
+def observer_of(configs: Sequence[AnyConfig]) -> Method[Any] | None:
+    """The method whose `observe` the sums come from: there is one kind of sums in a cache."""
+    methods = [make_method(each) for each in configs if isinstance(each, EvictingConfig)]
+    observers = [method for method in methods if method.observes]
+    if len({type(method) for method in observers}) > 1:
+        names = ", ".join(sorted({method.config.method for method in observers}))
+        raise ValueError(f"{names} add up different things; one cache can serve one of them")
+    return observers[0] if observers else None
+
+
+def require_fit(pool: AnyPool, config: AnyConfig, observer: Method[Any] | None) -> None:
+    """Raise ValueError unless `pool` can hold a row for `config` with that observer."""
+    wanted = (config.block_size, config.ragged, observer is not None)
+    has = (pool.block_size, isinstance(pool, RaggedPool), pool.with_sums)
+    for name, want, have in zip(("block_size", "ragged", "with_sums"), wanted, has, strict=True):
+        if want != have and not (name == "with_sums" and have):
+            raise ValueError(
+                f"the pool was made for {name}={have}, this config needs {want}: make it with "
+                "make_pool(model, config)"
+            )
