@@ -6,6 +6,8 @@ any image that is laid out like them. The tree is the image's own and never leav
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 from environments.base import Sandbox, SandboxSpec
 from tasks.instance import Instance, Task, TaskError, Verdict
 
@@ -35,6 +37,15 @@ class ImageTask:
         return None
 
 
+@runtime_checkable
+class NeedsPreparing(Protocol):
+    """A task whose image has more in it than an agent may see."""
+
+    def prepare(self, sandbox: Sandbox) -> None:
+        """Take it away, before the base is marked. Raises TaskError."""
+        ...
+
+
 def place_tree(task: Task, sandbox: Sandbox) -> None:
     """Bring a task's tree into a sandbox and mark it as the base of the patch.
 
@@ -49,4 +60,6 @@ def place_tree(task: Task, sandbox: Sandbox) -> None:
             f"image {image} has no project in {sandbox.workdir}; give one with --repo, or use an "
             "image that has it in /testbed"
         )
+    if isinstance(task, NeedsPreparing):
+        task.prepare(sandbox)
     sandbox.mark_base()

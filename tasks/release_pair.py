@@ -138,8 +138,18 @@ def load(
     Nothing is fetched yet. Raises TaskError.
     """
     pair = find(instance_id, file)
-    # one environment serves all instances of a file, so that it is built and mounted once
-    needs = sorted(requirements(read(file)))
+    return task_of(pair, read(file), open_sandbox=open_sandbox, python_env=python_env)
+
+
+def task_of(
+    pair: ReleasePair,
+    peers: Iterable[ReleasePair],
+    *,
+    open_sandbox: SandboxOpener | None = None,
+    python_env: PythonEnv | None = None,
+) -> ReleasePairTask:
+    """The task of a record. One environment, built and mounted once, serves all its peers."""
+    needs = sorted(requirements([pair, *peers]))
     return ReleasePairTask(
         _instance(pair),
         pair,
@@ -195,7 +205,11 @@ class ReleasePairTask:
 
 def reference_patch(instance_id: str, file: Path | None = None) -> bytes:
     """What the new release changed, for validation. Never to be shown to an agent."""
-    pair = find(instance_id, file)
+    return reference_of(find(instance_id, file))
+
+
+def reference_of(pair: ReleasePair) -> bytes:
+    """The same, of a record."""
     old, new = sources.tree(pair.old), sources.tree(pair.new)
     with tempfile.TemporaryDirectory(prefix="reference-") as folder:
         for side, source in (("a", old), ("b", new)):
@@ -218,7 +232,7 @@ def reference_patch(instance_id: str, file: Path | None = None) -> bytes:
         )
     if done.returncode != 1 or not done.stdout:  # 1: there are differences
         raise TaskError(
-            f"{instance_id}: no reference patch: {done.stderr.decode(errors='replace')}"
+            f"{pair.instance_id}: no reference patch: {done.stderr.decode(errors='replace')}"
         )
     return done.stdout
 
