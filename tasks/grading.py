@@ -71,17 +71,29 @@ def grade(exam: Exam, patch: bytes, spec: SandboxSpec, open_sandbox: SandboxOpen
         return Verdict(False, "empty_patch", detail="the patch is empty")
     begun = time.monotonic()
     try:
-        with open_sandbox(spec) as box:
-            box.put_tree(exam.tree)
-            touched = apply_in_sandbox(box, patch, f"/tmp/{secrets.token_hex(12)}")
-            _place_hidden(box, exam)
-            run = _run_tests(box, exam, spec.env)
+        run, touched = observe(exam, patch, spec, open_sandbox)
     except PatchRefused as error:
         return Verdict(False, "patch_failed", detail=str(error), seconds=time.monotonic() - begun)
     except SandboxError as error:
         detail = f"{type(error).__name__}: {error}"
         return Verdict(False, "error", detail=detail, seconds=time.monotonic() - begun)
     return _judge(exam, run, touched, time.monotonic() - begun)
+
+
+def observe(
+    exam: Exam, patch: bytes, spec: SandboxSpec, open_sandbox: SandboxOpener
+) -> tuple[TestRun, tuple[str, ...]]:
+    """What the hidden tests do with a patch (none if it is empty), and the paths it touched.
+
+    Raises PatchRefused and SandboxError.
+    """
+    with open_sandbox(spec) as box:
+        box.put_tree(exam.tree)
+        touched: tuple[str, ...] = ()
+        if patch.strip():
+            touched = apply_in_sandbox(box, patch, f"/tmp/{secrets.token_hex(12)}")
+        _place_hidden(box, exam)
+        return _run_tests(box, exam, spec.env), touched
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +109,7 @@ class TestRun:
     tail: str  # end of the output
     uncollected: tuple[str, ...]  # ids that failed to be collected
     trouble: str = ""  # a limit that was hit
+    seconds: float = 0.0  # of the test command alone
 
 
 def _place_hidden(box: Sandbox, exam: Exam) -> None:
@@ -142,7 +155,7 @@ def _run_tests(box: Sandbox, exam: Exam, env: Mapping[str, str]) -> TestRun:
         trouble = "the tests used more memory than the sandbox has"
     elif written.omitted:
         trouble = f"the results are larger than {_RESULTS_CAP} bytes"
-    return replace(run, trouble=trouble)
+    return replace(run, trouble=trouble, seconds=done.duration)
 
 
 def _read(lines: Sequence[bytes], key: bytes, tail: str) -> TestRun:
