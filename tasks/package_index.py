@@ -126,7 +126,7 @@ def fetch(project: str, filename: str, settings: IndexSettings) -> Iterator[byte
                 if link is None:
                     troubles.append(f"{_shown(page)}: does not list {filename}")
                     continue
-                data = _read(session, link, settings)[0]
+                data = _read(session, link.address, settings)[0]
             except (OSError, ValueError) as error:  # requests' errors are OSErrors
                 troubles.append(f"{_shown(page)}: {_reason(error)}")
                 continue
@@ -138,6 +138,32 @@ def fetch(project: str, filename: str, settings: IndexSettings) -> Iterator[byte
             f"cannot fetch {filename}: {places}. Check the network or pip's index settings "
             "(`pip config list`); what was fetched once is kept and needs no network"
         )
+
+
+def listing(project: str, settings: IndexSettings) -> dict[str, str | None]:
+    """Names of all files of a project, with the sha256 that the first place to give one gives.
+
+    FetchError if no place lists any; it says what each of them answered.
+    """
+    sums: dict[str, str | None] = {}
+    troubles: list[str] = []
+    # find-links hold files of many projects; names are the caller's to compare
+    with _session(settings) as session:
+        for page in (*(_project_url(i, project) for i in settings.indexes), *settings.find_links):
+            try:
+                links = _links(session, page, settings)
+            except (OSError, ValueError) as error:
+                troubles.append(f"{_shown(page)}: {_reason(error)}")
+                continue
+            for name, link in links.items():
+                sums[name] = sums.get(name) or link.sha256
+    if not sums:
+        places = "; ".join(troubles) or "pip is configured with no index and no find-links"
+        raise FetchError(
+            f"cannot list the files of {project}: {places}. Check the name, the network and pip's "
+            "index settings (`pip config list`)"
+        )
+    return sums
 
 
 def _session(settings: IndexSettings) -> requests.Session:
@@ -180,22 +206,34 @@ def _read(session: requests.Session, place: str, settings: IndexSettings) -> tup
     return answer.content, answer.headers.get("Content-Type", ""), answer.url
 
 
-def _links(session: requests.Session, page: str, settings: IndexSettings) -> dict[str, str]:
-    """File name -> address, of a simple page or a folder of files."""
+@dataclass(frozen=True, slots=True)
+class _Link:
+    address: str
+    sha256: str | None = None  # as the page gives it
+
+
+def _links(session: requests.Session, page: str, settings: IndexSettings) -> dict[str, _Link]:
+    """File name -> address and sum, of a simple page or a folder of files."""
     folder = _local(page)
     if folder is not None and folder.is_dir() and not (folder / "index.html").is_file():
-        return {entry.name: str(entry) for entry in folder.iterdir() if entry.is_file()}
+        return {entry.name: _Link(str(entry)) for entry in folder.iterdir() if entry.is_file()}
     data, kind, address = _read(session, page, settings)
     if "json" in kind:
-        files = json.loads(data)["files"]
-        return {entry["filename"]: urljoin(address, entry["url"]) for entry in files}
+        return {
+            entry["filename"]: _Link(
+                urljoin(address, entry["url"]), (entry.get("hashes") or {}).get("sha256")
+            )
+            for entry in json.loads(data)["files"]
+        }
     parser = _Anchors()
     parser.feed(data.decode("utf-8", "replace"))
     base = urljoin(address, parser.base) if parser.base else address
-    links: dict[str, str] = {}
+    links: dict[str, _Link] = {}
     for href in parser.hrefs:
-        target = urldefrag(urljoin(base, href)).url
-        links.setdefault(unquote(urlsplit(target).path).rpartition("/")[2], target)
+        target, fragment = urldefrag(urljoin(base, href))
+        name = unquote(urlsplit(target).path).rpartition("/")[2]
+        known = re.fullmatch(r"sha256=([0-9a-f]{64})", fragment)
+        links.setdefault(name, _Link(target, known[1] if known else None))
     return links
 
 

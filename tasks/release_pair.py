@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -48,6 +48,7 @@ class ReleasePair(BaseModel):
     test_seconds: float = Field(gt=0)
     runtime_dependencies: tuple[str, ...] = ()
     test_dependencies: tuple[str, ...] = ()
+    resolved: tuple[str, ...] = ()  # NAME==VERSION of all that was there when the row was made
     sdist_old: dict[str, Any]
     sdist_new: dict[str, Any]
 
@@ -74,10 +75,27 @@ class ReleasePair(BaseModel):
     @property
     def modules(self) -> frozenset[str]:
         """Top-level modules that the reference changes: the package under test."""
-        root = PurePosixPath(self.pythonpath)
-        inside = [PurePosixPath(path) for path in self.changed_files]
-        tops = {p.relative_to(root).parts[0] for p in inside if p.is_relative_to(root)}
-        return frozenset(top.removesuffix(".py") for top in tops)
+        return top_modules(self.pythonpath, self.changed_files)
+
+
+class UnderTest(Protocol):
+    """What is needed to tell a copy of the package under test."""
+
+    @property
+    def instance_id(self) -> str: ...
+
+    @property
+    def package(self) -> str: ...
+
+    @property
+    def modules(self) -> frozenset[str]: ...
+
+
+def top_modules(root: str, paths: Iterable[str]) -> frozenset[str]:
+    """Top-level modules that files below the import root `root` belong to."""
+    inside = [PurePosixPath(path) for path in paths]
+    tops = {p.relative_to(root).parts[0] for p in inside if p.is_relative_to(root)}
+    return frozenset(top.removesuffix(".py") for top in tops)
 
 
 def parse_ref(ref: str) -> tuple[str, Path | None]:
@@ -148,8 +166,9 @@ def task_of(
     open_sandbox: SandboxOpener | None = None,
     python_env: PythonEnv | None = None,
 ) -> ReleasePairTask:
-    """The task of a record. One environment, built and mounted once, serves all its peers."""
-    needs = sorted(requirements([pair, *peers]))
+    """The task of a record. One environment, built and mounted once, serves all its peers; a record
+    that says what it was made with gets that and nothing else."""
+    needs = pair.resolved or sorted(requirements([pair, *peers]))
     return ReleasePairTask(
         _instance(pair),
         pair,
@@ -210,11 +229,21 @@ def reference_patch(instance_id: str, file: Path | None = None) -> bytes:
 
 def reference_of(pair: ReleasePair) -> bytes:
     """The same, of a record."""
-    old, new = sources.tree(pair.old), sources.tree(pair.new)
+    patch = difference(sources.tree(pair.old), sources.tree(pair.new), pair.changed_files)
+    if not patch:
+        raise TaskError(f"{pair.instance_id}: no reference patch: the releases have equal files")
+    return patch
+
+
+def difference(old: Path, new: Path, names: Iterable[str]) -> bytes:
+    """A patch that makes the files `names` of one tree those of another; empty if they are equal.
+
+    No setting of the user, the machine or the trees has a say. TaskError if git fails.
+    """
     with tempfile.TemporaryDirectory(prefix="reference-") as folder:
         for side, source in (("a", old), ("b", new)):
             Path(folder, side).mkdir()
-            for name in pair.changed_files:
+            for name in names:
                 if (source / name).exists():
                     target = Path(folder, side, name)
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -230,14 +259,12 @@ def reference_of(pair: ReleasePair) -> bytes:
             capture_output=True,
             check=False,
         )
-    if done.returncode != 1 or not done.stdout:  # 1: there are differences
-        raise TaskError(
-            f"{pair.instance_id}: no reference patch: {done.stderr.decode(errors='replace')}"
-        )
+    if done.returncode not in (0, 1):  # 1: there are differences
+        raise TaskError(f"git cannot compare the trees: {done.stderr.decode(errors='replace')}")
     return done.stdout
 
 
-def refuse_copies(packages: Path, pair: ReleasePair) -> None:
+def refuse_copies(packages: Path, pair: UnderTest) -> None:
     """TaskError if a folder of packages holds the package under test, as module or distribution."""
     plain = pair.package.lower().replace("-", "_")
     for entry in sorted(packages.iterdir()):

@@ -110,7 +110,10 @@ def _same(tar: tarfile.TarFile, place: Path) -> bool:
     """Whether the folder holds the archive's regular files, byte by byte, and no others."""
     if not place.is_dir():
         return False
-    there = {str(p.relative_to(place)) for p in place.rglob("*") if not p.is_dir()}
+    # a link to a folder is a member like a file
+    there = {
+        str(p.relative_to(place)) for p in place.rglob("*") if p.is_symlink() or not p.is_dir()
+    }
     for member in tar:
         inner = _inner(member)
         if inner is None or member.isdir():
