@@ -126,8 +126,8 @@ class Subject:
     ids: list[int]
     answers: Answers
 
-    def run(self, config: Any) -> Run:
-        result = run(self.model, config, [Turn(self.ids, [])], chunk=CHUNK)
+    def run(self, config: Any, chunk: int = CHUNK) -> Run:
+        result = run(self.model, config, [Turn(self.ids, [])], chunk=chunk)
         assert len(result.records) == 1
         return result
 
@@ -239,10 +239,14 @@ def test_snapkv_kept_sets(subject: Subject) -> None:
     assert_same_kept(kept_mask(subject.run(snapkv())), theirs, subject.answers["snapkv"])
 
 
-def test_h2o_sums_of_the_prompt(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chunk", [CHUNK, LENGTH])
+def test_h2o_sums_of_the_prompt(
+    subject: Subject, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Theirs is the mean over the queries that see a key, ours the sum over them."""
     parts = spy(monkeypatch, H2O, lambda seen, _: seen.sums.gather(-1, seen.slot_order))
-    subject.run(preset("h2o", recent=WINDOW, budget={"kind": "tokens", "tokens": KEEP}))
+    config = preset("h2o", recent=WINDOW, budget={"kind": "tokens", "tokens": KEEP})
+    subject.run(config, chunk)
     queries = torch.arange(LENGTH, 0, -1)
     assert_close(torch.cat(parts) / queries, subject.answers["h2o"])
 
