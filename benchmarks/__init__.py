@@ -1,0 +1,1 @@
+"""Benches: each is a module to be run, `python -m benchmarks.NAME --help`."""
