@@ -34,7 +34,7 @@ def apportion(ideal: Sequence[float], total: int, caps: Sequence[int]) -> list[i
             shares[i] = share
     # A share that is whole but for the float's error must not lose its last block.
     whole = [math.floor(share + 1e-6) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda i: (whole[i] - shares[i], i))
+    by_remainder = sorted(range(len(shares)), key=lambda i: (round(whole[i] - shares[i], 6), i))
     for i in by_remainder:
         if sum(whole) == total:
             break

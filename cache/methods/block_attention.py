@@ -8,6 +8,7 @@ import torch
 
 from cache.budgets import ceil_blocks
 from cache.methods.base import Observation
+from cache.methods.token_attention import grouped_logits
 
 Heads = Literal["layer_mean", "layer_attention", "kv_head"]
 
@@ -28,8 +29,7 @@ def block_rows(observation: Observation, heads: Heads) -> torch.Tensor:
         order = order[:, :1]
     if keys.shape[1] != hidden.shape[1]:
         hidden = hidden[:, :1]
-    grouped = queries.unflatten(1, (keys.shape[1], -1))  # [L, H, G, W', D]
-    logits = grouped @ keys.unsqueeze(2).transpose(-1, -2)
+    logits = grouped_logits(queries, keys)  # [L, H, G, W', T]
     logits *= observation.scaling.view(-1, 1, 1, 1, 1)
     attention = logits.masked_fill_(hidden.unsqueeze(2), float("-inf")).softmax(-1)
     per_block = _sum_blocks(attention.mean(2), observation.block_size)

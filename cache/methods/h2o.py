@@ -11,6 +11,7 @@ from pydantic import Field
 from cache.config import EvictingConfig
 from cache.methods.base import Method, Observation, to_unit
 from cache.methods.registry import register
+from cache.methods.token_attention import grouped_logits
 
 _QUERIES = 64  # rows of the attention matrix held at once
 
@@ -60,13 +61,11 @@ def attention_sums(queries: torch.Tensor, keys: torch.Tensor, scaling: float) ->
     and a query sees the keys up to its own.
     """
     heads, length, _ = keys.shape
-    grouped = queries.unflatten(0, (heads, -1)).float()
-    keys = keys.float().unsqueeze(1).transpose(-1, -2)
-    count = queries.shape[1]
+    queries, keys, count = queries.float(), keys.float(), queries.shape[1]
     column = torch.arange(length, device=keys.device)
-    sums = torch.zeros(heads, grouped.shape[1], length, device=keys.device)
+    sums = torch.zeros(heads, queries.shape[0] // heads, length, device=keys.device)
     for first in range(0, count, _QUERIES):
-        logits = grouped[:, :, first : first + _QUERIES] @ keys * scaling
+        logits = grouped_logits(queries[:, first : first + _QUERIES], keys) * scaling
         own = torch.arange(first, first + logits.shape[2], device=keys.device) + length - count
         logits.masked_fill_(column > own[:, None], float("-inf"))
         sums += logits.softmax(-1).sum(2)

@@ -14,11 +14,19 @@ Group = Literal["mean", "max", "sum"]
 def window_logits(observation: Observation) -> torch.Tensor:
     """q.k * scaling of the window's queries, float32 [L, H_kv, G, W', T] in slot order;
     keys that a query must not see are -inf."""
-    queries, keys = observation.queries.float(), observation.keys.float()
-    grouped = queries.unflatten(1, (keys.shape[1], -1))
-    logits = grouped @ keys.unsqueeze(2).transpose(-1, -2)
+    logits = grouped_logits(observation.queries.float(), observation.keys.float())
     logits *= observation.scaling.view(-1, 1, 1, 1, 1)
     return logits.masked_fill_(observation.hidden.unsqueeze(2), float("-inf"))
+
+
+def grouped_logits(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """q.k of queries [..., H_q, W, D] and keys [..., H, T, D]: [..., H, G, W, T], G = H_q / H.
+
+    The group is folded into the query length: broadcast over it, a product would copy the keys.
+    """
+    group = queries.shape[-3] // keys.shape[-3]
+    folded = queries.unflatten(-3, (-1, group)).flatten(-3, -2)
+    return (folded @ keys.transpose(-1, -2)).unflatten(-2, (group, -1))
 
 
 def reduce_group(values: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
