@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from agent.cli_images import images_app
 from agent.cli_models import models_app
+from agent.cli_tasks import tasks_app
 from agent.doctor import doctor
 from agent.run_options import (
     DEFAULT_BUDGET,
@@ -30,7 +30,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
 )
-tasks_app = typer.Typer(help="The tasks that come with the package.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 app.add_typer(images_app, name="images")
 app.add_typer(tasks_app, name="tasks")
@@ -286,35 +285,6 @@ def clean(
 
     for kind, count in remove(everything=everything).items():
         typer.echo(f"{kind}: {count} removed")
-
-
-@tasks_app.command("list")
-def list_tasks(
-    file: Annotated[
-        Path | None, typer.Option(help="A file of instances instead of the package's own.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Show the instances that `agent run --instance` takes."""
-    from tasks import TaskError
-    from tasks.release_pair import read
-
-    try:
-        pairs = read(file)
-    except TaskError as error:
-        _fail(Console(stderr=True), str(error), 1)
-    rows = [
-        {"id": p.instance_id, "difficulty": p.difficulty, "issue": p.issue_title} for p in pairs
-    ]
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    table = Table(box=None, pad_edge=False)
-    for title in ("id", "difficulty", "issue"):
-        table.add_column(title, no_wrap=title != "issue")
-    for row in rows:
-        table.add_row(*(Text(str(value)) for value in row.values()))
-    Console().print(table)
 
 
 class _Quiet:

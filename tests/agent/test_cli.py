@@ -116,7 +116,7 @@ def test_the_tasks_are_listed() -> None:
     rows = json.loads(text)
     assert status == 0
     assert len(rows) == 13
-    assert {"id": "tinydb-4.8.2", "difficulty": "easy"}.items() <= rows[11].items()
+    assert {"id": "tinydb-4.8.2", "kind": "release_pair"}.items() <= rows[11].items()
 
 
 @pytest.mark.parametrize(
