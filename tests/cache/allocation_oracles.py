@@ -45,17 +45,28 @@ def pyramid(mean: Any, layers: int, beta: Any, cap: Any) -> list[Fraction]:
     return [high - (high - low) * layer / (layers - 1) for layer in range(layers)]
 
 
-def layer_free(config: Any, *, target: int, forced: int, present: Sequence[int]) -> list[int]:
-    """Blocks beyond the forced ones that each head of a layer keeps, on average over its heads.
+def layer_free(
+    config: Any, *, target: int, forced: int, present: Sequence[int], heads: int
+) -> list[int]:
+    """Blocks beyond the forced ones that each layer keeps in all its heads together.
 
-    target: blocks per layer and head; present: blocks that a layer's heads hold, on average.
+    target: blocks per layer and head; forced: blocks that each head must keep; present: blocks that
+    each layer holds in all its heads. Where a layer's heads are all alike, layers are dealt blocks
+    of all heads at once.
     """
-    layers = len(present)
-    free = target - forced
+    layers, free = len(present), target - forced
     if getattr(config, "layer_budgets", "uniform") == "uniform":
-        return [free] * layers
-    caps = [count - forced for count in present]
-    return apportion(pyramid(free, layers, config.pyramid_beta, caps[0]), layers * free, caps)
+        return [heads * free] * layers
+    unit = 1 if config.head_budgets == "adaptive" else heads
+    caps = [(count - forced * heads) // unit for count in present]
+    mean = heads * free // unit
+    shares = pyramid(mean, layers, decimal(config.pyramid_beta), caps[0])
+    return [unit * count for count in apportion(shares, layers * mean, caps)]
+
+
+def decimal(number: float) -> Fraction:
+    """The number that was written down: 0.2 is 1/5, which no float is."""
+    return Fraction(str(number))
 
 
 def votes(scores: Sequence[Mapping[int, float]], total: int) -> list[int]:
@@ -83,10 +94,10 @@ def normalized(scores: Sequence[Mapping[int, float]], total: int) -> list[dict[i
 
 
 def head_free(
-    scores: Sequence[Mapping[int, float]], total: int, *, alpha: Any, normalize: bool = False
+    scores: Sequence[Mapping[int, float]], total: int, *, alpha: float, normalize: bool = False
 ) -> list[int]:
     """How many of its candidates each head keeps, `total` in all."""
     counted = votes(normalized(scores, total) if normalize else scores, total)
-    alpha = Fraction(alpha)
-    ideal = [(1 - alpha) * count + alpha * Fraction(total, len(scores)) for count in counted]
+    even = decimal(alpha)
+    ideal = [(1 - even) * count + even * Fraction(total, len(scores)) for count in counted]
     return apportion(ideal, total, [len(own) for own in scores])

@@ -127,11 +127,14 @@ def block_weights(
     layer: int,
     held: Sequence[Sequence[int]],
     seen: int,
+    target: int,
     config: Any,
 ) -> list[dict[int, float]]:
     """By head, a weight for each block that it holds: what heads are compared by.
 
     Nexus's own; for the others sums of token scores, a layer's heads adding up to 1 on average.
+    target: blocks that each head of the layer keeps on average, of which H2O gives the newest ones
+    a share.
     """
     size = config.block_size
     if config.method == "nexus":
@@ -160,7 +163,13 @@ def block_weights(
         scores = ORACLES[config.method](captured, layer, head, present, seen, config)
         sums.append({b: sum(scores[t] for t in present if t // size == b) for b in blocks})
     mass = sum(x for own in sums for x in own.values() if x < math.inf) / len(sums)
-    return [{b: x / mass for b, x in own.items()} for own in sums] if mass else sums
+    sums = [{b: x / mass for b, x in own.items()} for own in sums] if mass else sums
+    if config.method == "h2o":
+        newest = math.floor(target * allocation_oracles.decimal(config.recent_share))
+        for own in sums:
+            for block in sorted(own)[len(own) - newest :]:
+                own[block] += 1  # more than all attention there is
+    return sums
 
 
 def expected_kept(
@@ -184,18 +193,22 @@ def expected_kept(
         forced = oracles.forced_blocks(config, due.seen, pins)
         held = [[own + list(range(known, blocks)) for own in layer] for layer in held]
         known = blocks
-        present = [sum(map(len, layer)) // heads for layer in held]
         free = allocation_oracles.layer_free(
-            config, target=due.count, forced=len(forced), present=present
+            config,
+            target=due.count,
+            forced=len(forced),
+            present=[sum(map(len, layer)) for layer in held],
+            heads=heads,
         )
         for layer in range(count) if layers is None else layers:
-            weights = block_weights(captured, layer, held[layer], due.seen, config)
+            target = len(forced) + free[layer] // heads
+            weights = block_weights(captured, layer, held[layer], due.seen, target, config)
             candidates = [{b: w for b, w in own.items() if b not in forced} for own in weights]
-            quota = [free[layer]] * heads
+            quota = [free[layer] // heads] * heads
             if adaptive:
                 quota = allocation_oracles.head_free(
                     candidates,
-                    heads * free[layer],
+                    free[layer],
                     alpha=config.head_floor,
                     normalize=config.head_normalize,
                 )

@@ -43,7 +43,7 @@ def storages_of(cache) -> int:
 
 @pytest.mark.parametrize("prefill_eviction", ["chunk", "end"])
 def test_bytes_are_flat_over_forty_turns_of_observations_beyond_the_budget(prefill_eviction):
-    """SinkCache died on its second turn (fault 20)."""
+    """SinkCache died on its second turn (fault 20); others store all query heads (fault 10)."""
     model = tiny(NAME)
     settings = config(prefill_eviction=prefill_eviction)
     cache = EvictingCache(model, settings)
@@ -64,7 +64,7 @@ def test_bytes_are_flat_over_forty_turns_of_observations_beyond_the_budget(prefi
     assert len(set(sizes[2:])) == 1, sizes
     assert cache.seen > 40 * 50
     slots = (5 + 1) * 8 + (32 if prefill_eviction == "chunk" else 0)
-    kv = 2 * LAYERS * KV_HEADS * slots * DIM * 4  # H_kv heads are stored, not H_q (fault 10)
+    kv = 2 * LAYERS * KV_HEADS * slots * DIM * 4  # H_kv heads are stored, not H_q
     ids = LAYERS * KV_HEADS * (slots // 8) * 8
     window = LAYERS * QUERY_HEADS * 6 * DIM * 4
     assert sizes[-1] == kv + ids + window
