@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from environments.paths import cache_dir
 from tasks.instance import TaskError
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -40,7 +41,8 @@ def read_rows(src: str, split: str = "test") -> Iterator[Row]:
     elif path.suffix in SUFFIXES:
         raise TaskError(f"{src}: no such file")
     elif named := _NAME.fullmatch(src):
-        files = fetch(named["repo"], named["revision"], named["split"] or split)
+        wanted = named["split"] or split
+        files = fetch(named["repo"], named["revision"], wanted, strict=bool(named["split"]))
     else:
         raise TaskError(
             f"{src!r} is no source of tasks: give pairs, a file ({', '.join(SUFFIXES)}), a folder "
@@ -109,11 +111,11 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         raise TaskError(f"cannot read {path}: {error}") from error
 
 
-def choose(names: Sequence[str], split: str, src: str) -> list[str]:
+def choose(names: Sequence[str], split: str, src: str, *, strict: bool = False) -> list[str]:
     """The files of a split: those that have its name as a folder or as a part of theirs.
 
-    Where all files are of one split, or there is one file only, these are meant whatever `split`
-    says. Raises TaskError, which names what there is.
+    Unless `strict`, where all files are of one split, these are meant whatever `split` says.
+    Raises TaskError, which names what there is.
     """
     data = [
         name
@@ -125,13 +127,13 @@ def choose(names: Sequence[str], split: str, src: str) -> list[str]:
         chosen = [name for name in of_kind if split in _words(name)]
         if chosen:
             return chosen
-        if of_kind and (len(of_kind) == 1 or len({_split(name) for name in of_kind}) == 1):
+        if not strict and len({_split(name) for name in of_kind}) == 1:
             return of_kind
     if not data:
         raise TaskError(f"{src} holds no {', '.join(SUFFIXES)} files")
     raise TaskError(
         f"{src} has no split {split!r}; there are {', '.join(sorted({_split(n) for n in data}))} "
-        f"(write {src.partition(':')[0]}:SPLIT)"
+        f"(name one with {src}:SPLIT)"
     )
 
 
@@ -144,53 +146,46 @@ def _split(name: str) -> str:
     return re.split(r"[-.]", PurePosixPath(name).name)[0]
 
 
-def fetch(repo: str, revision: str | None, split: str) -> list[Path]:
-    """Files of a data set of the hub, from its client's cache where they are there already."""
+def fetch(repo: str, revision: str | None, split: str, *, strict: bool = False) -> list[Path]:
+    """Files of a data set of the hub, fetched or from its client's cache. Raises TaskError."""
     import huggingface_hub as hub
     import requests
     from huggingface_hub import constants, errors
 
-    try:  # the client alone would try again for half a minute
-        if not constants.HF_HUB_OFFLINE:
+    def get(names: Sequence[str], **more: Any) -> list[Path]:
+        chosen = choose(names, split, repo, strict=strict)
+        more |= {"repo_type": "dataset", "revision": revision}
+        return [Path(hub.hf_hub_download(repo, name, **more)) for name in chosen]
+
+    # what a data set consists of, for a time without the hub
+    name = f"{repo}@{revision or 'main'}".replace("/", "--")
+    listing = cache_dir("datasets") / f"{name}.json"
+    try:
+        if not constants.HF_HUB_OFFLINE:  # the client alone would try again for half a minute
             requests.head(constants.ENDPOINT, timeout=(3.0, 3.0), allow_redirects=False)
         names = hub.HfApi().list_repo_files(repo, repo_type="dataset", revision=revision)
-        return [
-            Path(hub.hf_hub_download(repo, name, repo_type="dataset", revision=revision))
-            for name in choose(names, split, repo)
-        ]
-    except errors.HfHubHTTPError as error:
-        answer = getattr(error.response, "status_code", None)
-        if answer in (401, 403, 404):
+        listing.write_text(json.dumps(names))
+        return get(names)
+    except TaskError:
+        raise
+    except Exception as error:  # the client's transport raises exceptions of its own libraries
+        answer = getattr(error, "response", None)
+        status = getattr(answer, "status_code", None)
+        if isinstance(error, errors.HfHubHTTPError) and status in (401, 403, 404):
             raise TaskError(
-                f"the hub gives no data set {repo}{f'@{revision}' if revision else ''} ({answer}); "
+                f"the hub gives no data set {repo}{f'@{revision}' if revision else ''} ({status}); "
                 "check its name, and HF_TOKEN if it is not public"
             ) from error
-        return _cached(repo, revision, split, error)
-    except Exception as error:  # the client's transport raises exceptions of its own libraries
-        if isinstance(error, TaskError):
-            raise
-        return _cached(repo, revision, split, error)
-
-
-def _cached(repo: str, revision: str | None, split: str, error: Exception) -> list[Path]:
-    """What an earlier run fetched. TaskError if that is nothing."""
-    import huggingface_hub as hub
-
-    try:
-        folder = Path(
-            hub.snapshot_download(
-                repo, repo_type="dataset", revision=revision, local_files_only=True
-            )
-        )
-    except Exception as missing:
-        raise TaskError(
-            f"the hub cannot be reached for the data set {repo} ({_brief(error)}), and it was not "
-            f"fetched before; give a file instead (there is none at {repo}), or set HF_ENDPOINT"
-        ) from missing
-    names = [str(p.relative_to(folder)) for p in sorted(folder.rglob("*")) if p.is_file()]
-    return [folder / name for name in choose(names, split, repo)]
+        try:
+            return get(json.loads(listing.read_text()), local_files_only=True)
+        except (OSError, ValueError, errors.LocalEntryNotFoundError):
+            raise TaskError(
+                f"the hub cannot be reached for the data set {repo} ({_brief(error)}), and it was "
+                f"not fetched before; give a file instead (there is none at {repo}), or set "
+                "HF_ENDPOINT"
+            ) from error
 
 
 def _brief(error: Exception) -> str:
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+    return f"{type(error).__name__}: {text[0][:120]}" if text else type(error).__name__
