@@ -174,11 +174,21 @@ def counts(patch_section: bytes) -> dict[str, int]:
     }
 
 
-def outermost(paths: Iterable[str]) -> tuple[str, ...]:
+def is_inside(tree: Path, path: str) -> bool:
+    """Whether a path names something of the tree, and not the tree itself."""
+    parts = PurePosixPath(path)
+    proper = bool(parts.parts) and not parts.is_absolute() and ".." not in parts.parts
+    return proper and (tree / path).exists()
+
+
+def below(path: str, places: Iterable[str]) -> bool:
+    """Whether a path is one of the places or lies in one."""
+    return any(PurePosixPath(path).is_relative_to(place) for place in places)
+
+
+def outermost(paths: Sequence[str]) -> tuple[str, ...]:
     """The paths without those that lie below another of them, in their order."""
-    kept: list[str] = []
-    for path in paths:
-        inside = [PurePosixPath(path).is_relative_to(other) for other in paths if other != path]
-        if not any(inside) and path not in kept:
-            kept.append(path)
-    return tuple(kept)
+    distinct = dict.fromkeys(paths)
+    return tuple(
+        path for path in distinct if not below(path, (other for other in distinct if other != path))
+    )

@@ -7,10 +7,11 @@ only wheels are taken for what it needs.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from email.parser import HeaderParser
@@ -25,6 +26,7 @@ from tasks.instance import TaskError
 TEST_RUNNER = "pytest<9"
 TEST_EXTRAS = ("test", "tests", "testing")  # taken without being named, where a project has them
 _SECONDS = 300.0
+_Lists = dict[str, list[str]]  # extra or group ("" for what is always needed) -> requirements
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,12 @@ class Declared:
     left_out: tuple[str, ...] = ()  # requirements that cannot be taken, and why
 
 
-def declared(tree: Path, extras: Sequence[str] | None = None) -> Declared:
+def declared(tree: Path, extras: Sequence[str] | None = None, *, own: str = "") -> Declared:
     """The requirements of a source tree: `PKG-INFO`, `requires.txt`, then `pyproject.toml`.
 
     `extras`: names of extras and dependency groups to take; None: the usual ones for tests, those
-    that there are. TaskError if one that is named does not exist.
+    that there are. `own`: the project's name; where it asks for itself with an extra, that extra
+    is taken instead. TaskError if one that is named does not exist.
     """
     lists, groups, source = _metadata(tree)
     there = lists.keys() | groups.keys()
@@ -55,10 +58,7 @@ def declared(tree: Path, extras: Sequence[str] | None = None) -> Declared:
     taken = tuple(name for name in wanted if name in there)
     left_out: list[str] = []
     runtime = _plain(lists.get("", ()), left_out)
-    tests = _plain(
-        (need for name in taken for need in (*lists.get(name, ()), *groups.get(name, ()))),
-        left_out,
-    )
+    tests = _plain(_brought(taken, lists, groups, canonicalize_name(own)), left_out)
     return Declared(runtime, taken, tests, source, tuple(left_out))
 
 
@@ -117,7 +117,20 @@ def project_name(tree: Path) -> str | None:
     return info.get("Name") if info is not None else None
 
 
-_Lists = dict[str, list[str]]  # extra or group ("" for what is always needed) -> requirements
+def _brought(names: Iterable[str], lists: _Lists, groups: _Lists, own: str) -> Iterator[str]:
+    """The requirements of extras and groups, and of the extras that they name in turn."""
+    todo, seen = list(names), set[str]()
+    while todo:
+        name = todo.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        for text in (*lists.get(name, ()), *groups.get(name, ())):
+            match = re.match(r"([\w.-]+)\s*\[([^]]*)\]", text)
+            if match and canonicalize_name(match[1]) == own:
+                todo += [canonicalize_name(extra.strip()) for extra in match[2].split(",")]
+            else:
+                yield text
 
 
 def _metadata(tree: Path) -> tuple[_Lists, _Lists, str]:

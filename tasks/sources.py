@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import tarfile
@@ -66,6 +67,15 @@ def tree(sdist: Sdist, download: Callable[[Sdist], Iterable[bytes]] | None = Non
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     return place
+
+
+def unpack(packed: bytes, into: Path, name: str) -> Path:
+    """Unpack an archive into a new folder, without its top folder. FetchError for unsafe members;
+    `name` is what it calls the archive."""
+    into.mkdir(parents=True)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        _unpack(tar, into, name)
+    return into
 
 
 def _from_indexes(sdist: Sdist) -> Iterable[bytes]:

@@ -1,11 +1,16 @@
-"""Which tests tell the fix from the fault, and do so every time."""
+"""Which tests tell the fix from the fault, and do so every time: they are run, and compared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tasks.grading import ERROR, FAILED, MISSING, PASSED
+from environments.base import SandboxSpec
+from tasks.grading import ERROR, FAILED, MISSING, PASSED, Exam, TestRun, observe
+from tasks.instance import SandboxOpener, TaskError
+from tasks.patches import PatchRefused
 
 Outcomes = Mapping[str, str]  # test id -> outcome, of one run
 
@@ -73,3 +78,111 @@ def without(found: Split, outcomes: Outcomes, why: str) -> Split:
 
 def _kind(outcome: str) -> str:
     return FAILED if outcome in _FAILING else outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two sources: what its user calls it, and how its tests are run."""
+
+    name: str
+    exam: Exam
+    patch: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Runs the tests of a side, each time in a fresh sandbox."""
+
+    spec: SandboxSpec
+    open_sandbox: SandboxOpener
+    say: Callable[[str], None] = lambda text: None
+
+    def run(self, side: Side) -> TestRun:
+        """One run. TaskError if it hit a limit or the patch does not apply; SandboxError."""
+        try:
+            run = observe(side.exam, side.patch, self.spec, self.open_sandbox)[0]
+        except PatchRefused as error:
+            raise TaskError(f"the reference patch cannot be applied: {error}") from error
+        if run.trouble:
+            raise TaskError(
+                f"{side.name}: {run.trouble}; what hangs or runs out of a limit cannot be graded. "
+                "--timeout gives a run more seconds, --tests fewer tests"
+            )
+        self.say(f"  {_counts(run)} in {run.seconds:.1f} s")
+        return run
+
+
+def try_out(old: Side, new: Side, runs: int, runner: Runner) -> tuple[Split, float, list[str]]:
+    """Run both sides as often as asked: what is stable, seconds of the slowest run, and notes.
+
+    TaskError if nothing can be graded by it.
+    """
+    seen: dict[str, list[TestRun]] = {new.name: [], old.name: []}
+    for number in range(1, runs + 1):
+        for side in (new, old):
+            runner.say(f"run {number} of {runs}: the new tests with {side.name}")
+            seen[side.name].append(runner.run(side))
+        if number == 1:  # told at once, before time is spent on more runs
+            _refuse_useless(seen[new.name][0], seen[old.name][0], old.name, new.name)
+    found = split(*([run.outcomes for run in seen[side.name]] for side in (old, new)))
+    if not found.fail_to_pass:
+        raise TaskError(
+            f"no test fails every time with {old.name} and passes every time with {new.name}: "
+            f"{reasons(found)}"
+        )
+    first = seen[new.name][0]
+    notes = [
+        f"{name} cannot be collected with {new.name} and is left out{_missing_modules(first)}"
+        for name in first.uncollected
+    ]
+    if any(not run.finished for run in seen[old.name]):
+        notes.append(f"with {old.name} the test run ends early; what comes after has no result")
+    return found, round(max(run.seconds for run in seen[new.name]), 1) or 0.1, notes
+
+
+def _refuse_useless(new: TestRun, old: TestRun, before: str, after: str) -> None:
+    """TaskError if two runs already show that no instance can come of it."""
+    hint = f"{_missing_modules(new)}. The tests said: {_indented(new.tail)}"
+    if not new.started:
+        raise TaskError(f"pytest does not start with {after}{hint}")
+    if not new.finished:
+        raise TaskError(f"with {after} the test run ends early{hint}")
+    if not new.outcomes:
+        failed = f": {', '.join(new.uncollected[:5])}" if new.uncollected else ""
+        raise TaskError(f"no test of {after} can be collected{failed}{hint}")
+    found = split([old.outcomes], [new.outcomes])
+    if found.fail_to_pass:
+        return
+    if not found.pass_to_pass and not found.dropped:
+        raise TaskError(f"no test passes with {after}{hint}")
+    lost = f"; not collected: {', '.join(new.uncollected[:5])}{_missing_modules(new)}"
+    raise TaskError(
+        f"no test fails with {before} and passes with {after}: {len(found.pass_to_pass)} pass "
+        f"with both, {len(found.failing)} with neither. So nothing shows that the fault is gone"
+        f"{lost if new.uncollected else ''}"
+    )
+
+
+def _missing_modules(run: TestRun) -> str:
+    found = dict.fromkeys(re.findall(r"No module named '([\w.]+)'", run.tail))
+    if not found:
+        return ""
+    return f" (there is no module {', '.join(found)}: --requires adds the package that has it)"
+
+
+def _indented(text: str) -> str:
+    return "".join(f"\n    {line}" for line in text.strip().splitlines())
+
+
+def reasons(found: Split) -> str:
+    """Tests that were dropped, with their reasons, some of them."""
+    items = [f"{test} ({why})" for test, why in found.dropped.items()]
+    more = f" and {len(items) - 5} more" if len(items) > 5 else ""
+    return "; ".join(items[:5]) + more
+
+
+def _counts(run: TestRun) -> str:
+    tally = Counter(run.outcomes.values())
+    parts = [f"{number} {outcome}" for outcome, number in sorted(tally.items())]
+    parts += [f"{len(run.uncollected)} not collected"] if run.uncollected else []
+    return ", ".join(parts) or "no test ran"
