@@ -181,25 +181,27 @@ def expected_kept(
 ) -> list[list[list[list[int]]]]:
     """Kept blocks [evictions][L][H_kv]: forced ones, then the best of what the budget leaves.
 
-    layers: those that are worked out, where their budgets are uniform; the others are empty lists.
+    layers: those that are worked out; the others are empty lists.
     """
     config = run.cache.config
     count, heads = len(captured.keys), captured.keys[0].shape[0]
     adaptive = getattr(config, "head_budgets", "uniform") == "adaptive"
     held: list[list[list[int]]] = [[[] for _ in range(heads)] for _ in range(count)]
-    known, out = 0, []
+    known, out, present = 0, [], [0] * count
     for step, due in enumerate(oracles.expected_schedule(config, run.passes, pins)):
         blocks = -(-due.seen // config.block_size)
         forced = oracles.forced_blocks(config, due.seen, pins)
         held = [[own + list(range(known, blocks)) for own in layer] for layer in held]
+        present = [kept + heads * (blocks - known) for kept in present]
         known = blocks
         free = allocation_oracles.layer_free(
             config,
             target=due.count,
             forced=len(forced),
-            present=[sum(map(len, layer)) for layer in held],
+            present=present,
             heads=heads,
         )
+        present = [heads * len(forced) + chosen for chosen in free]
         for layer in range(count) if layers is None else layers:
             target = len(forced) + free[layer] // heads
             weights = block_weights(captured, layer, held[layer], due.seen, target, config)
