@@ -58,12 +58,15 @@ def apply_to_folder(patch: bytes, folder: Path) -> None:
                 raise PatchRefused(f"the patch does not apply to {folder}: {why}{kept}")
 
 
-def apply_in_sandbox(box: Sandbox, patch: bytes, scratch: str) -> tuple[str, ...]:
+def apply_in_sandbox(
+    box: Sandbox, patch: bytes, scratch: str, *, three_way: bool = False
+) -> tuple[str, ...]:
     """Apply to the workspace of a sandbox; return the paths that are different now.
 
     `scratch` is a path inside, outside the workspace, that does not exist yet; it is removed again.
-    Where the context does not fit `git apply`, `patch -p1` is tried as the official harness does.
-    Raises PatchRefused, or SandboxError if git cannot be used there.
+    Where the context does not fit `git apply`, `patch -p1` is tried as the official harness does;
+    before it, with `three_way`, a merge with the blobs that the patch names, by the workspace's own
+    repository. Raises PatchRefused, or SandboxError if git cannot be used there.
     """
     patch = whole(patch)
     git = _git(scratch, box.workdir)
@@ -74,13 +77,35 @@ def apply_in_sandbox(box: Sandbox, patch: bytes, scratch: str) -> tuple[str, ...
     done = box.run([*git, *_APPLY, "-"], env=_ENV, stdin=patch)
     if done.exit_code != 0:
         why = _why(done.text)
-        if any(reason in why for reason in _FORBIDDEN) or not _apply_loosely(box, patch):
+        if any(reason in why for reason in _FORBIDDEN):
+            raise PatchRefused(f"the patch does not apply: {why}")
+        merged = _merged(box, patch, f"{scratch}/index") if three_way else b""
+        fits = merged and box.run([*git, *_APPLY, "-"], env=_ENV, stdin=merged).exit_code == 0
+        if not fits and not _apply_loosely(box, patch):
             raise PatchRefused(f"the patch does not apply: {why}")
     after = _snapshot(box, git)
     changed = [*git, "diff-tree", "-r", "--name-only", "--no-renames", "-z", before, after]
     names = _must(box, changed).output.decode("utf-8", "surrogateescape")
     _must(box, ["rm", "-rf", scratch])
     return tuple(name for name in names.split("\0") if name)
+
+
+def _merged(box: Sandbox, patch: bytes, index: str) -> bytes:
+    """The patch as `git apply --3way` would have it on HEAD, without conflicts; empty otherwise.
+
+    It is made in an index of its own, so that a failure leaves nothing in the workspace.
+    """
+    script = (
+        "git read-tree HEAD && git apply --whitespace=nowarn --3way --cached - >&2 && "
+        "git diff-index --cached -p --binary --full-index --no-ext-diff --no-color HEAD"
+    )
+    done = box.run(
+        f"({script}) 2>/dev/null",
+        env={**_ENV, "GIT_INDEX_FILE": index},
+        stdin=patch,
+        output_cap=50_000_000,
+    )
+    return done.output if done.exit_code == 0 and not done.omitted else b""
 
 
 def _apply_loosely(box: Sandbox, patch: bytes) -> bool:

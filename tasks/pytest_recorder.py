@@ -36,7 +36,7 @@ class Recorder:
 
     def configure(self, config: Any, name: str) -> None:
         root = getattr(config, "rootpath", None) or config.rootdir
-        self._record(event="configure", root=str(root))
+        self._record(event="configure", root=str(root), start=os.getcwd())  # noqa: PTH109
         # workers of pytest-xdist would look for the plugin in vain
         config.option.plugins = [p for p in config.option.plugins or () if p != name]
 
@@ -61,11 +61,11 @@ def _hide(folder: str, plugin: str) -> None:
     """Processes that the tests start are not to look for the plugin, nor code of the tree."""
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     kept = [e for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e != folder]
-    os.environ["PYTHONPATH"] = os.pathsep.join(kept)
     options = os.environ.get("PYTEST_ADDOPTS", "").replace("-p " + plugin, "").strip()
-    os.environ.pop("PYTEST_ADDOPTS", None)
-    if options:
-        os.environ["PYTEST_ADDOPTS"] = options
+    for name, value in (("PYTHONPATH", os.pathsep.join(kept)), ("PYTEST_ADDOPTS", options)):
+        os.environ.pop(name, None)
+        if value:
+            os.environ[name] = value
 
 
 _line = sys.stdin.readline()

@@ -33,6 +33,7 @@ class Records:
     tampered: bool = False  # the results hold lines that it did not write
     uncollected: tuple[str, ...] = ()  # ids that failed to be collected
     root: str = ""  # pytest's root folder; ids are relative to it
+    start: str = ""  # where pytest was started
     trouble: str = ""  # why not all of it could be read
 
 
@@ -80,7 +81,7 @@ def _parsed(lines: Sequence[bytes], key: bytes, trouble: str) -> Records:
     outcomes: dict[str, str] = {}
     uncollected: list[str] = []
     started = finished = tampered = False
-    number, root = 0, ""
+    number, root, start = 0, "", ""
     for line in lines:
         tag, _, text = line.partition(b" ")
         expected = hmac.new(key, text, hashlib.sha256).hexdigest().encode()
@@ -93,12 +94,13 @@ def _parsed(lines: Sequence[bytes], key: bytes, trouble: str) -> Records:
         started = started or event == "start"
         finished = finished or event == "finish"
         if event == "configure":
-            root = record["root"]
+            root, start = record["root"], record["start"]
         elif event == "collect":
             uncollected.append(record["id"])
         elif event == "report" and (outcome := _outcome(record)):
             outcomes[record["id"]] = worst([outcomes.get(record["id"], PASSED), outcome])
-    return Records(outcomes, started, finished, tampered, tuple(uncollected), root, trouble)
+    missed = tuple(uncollected)
+    return Records(outcomes, started, finished, tampered, missed, root, start, trouble)
 
 
 def _outcome(record: Mapping[str, object]) -> str | None:
