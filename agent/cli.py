@@ -98,8 +98,9 @@ def run(
     method: Annotated[
         str,
         typer.Option(
-            help="What to evict: nexus, nexus-paper, topk, snapkv, h2o, morphkv, streaming_llm, "
-            "random; dense evicts nothing.",
+            help="What to evict: nexus, topk, snapkv, h2o, morphkv, streaming_llm, random; with "
+            "budgets by layer or head: pyramidkv, ada-nexus, ada-snapkv, ada-pyramidkv. NAME-paper "
+            "runs one as the Nexus paper does. dense evicts nothing.",
             rich_help_panel=_CACHE,
         ),
     ] = "nexus",
@@ -164,7 +165,9 @@ def run(
         int,
         typer.Option(
             metavar="K",
-            help="Seeded attempts in turn, graded when all are over (pass@K).",
+            help="Seeded attempts in turn, graded when all are over (pass@K); one prefill of the "
+            "first prompt and one cache seed serve them all. Attempt N alone: --seed FIRST+N-1 "
+            "--set cache.seed=FIRST (dense: --seed only).",
             rich_help_panel=_LIMITS,
         ),
     ] = 1,

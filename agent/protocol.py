@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from agent.chat import Chat
 from agent.session import Finish, Session, TurnStats
+from agent.shared_prompt import SharedPrompt
 from agent.token_log import TokenLog
 from cache import AnyConfig, Sampling, make_pool
 from cache.attention import attach
@@ -76,10 +77,12 @@ class _CacheProtocol:
         *,
         sampling: Sampling,
         chunk: int = DEFAULT_CHUNK,
+        shared: SharedPrompt | None = None,
     ) -> None:
         self.chat = chat
         self._model, self._config = model, config
         self._sampling, self._chunk = sampling, chunk
+        self._shared = shared
         attach(model)
         self._pool = make_pool(model, config)
         self._start()
@@ -102,17 +105,13 @@ class _CacheProtocol:
     ) -> Reply:
         self._check_prefix(log)
         self._begin_turn()
+        shared, self._shared = self._shared, None  # the first prompt alone is shared
+        if shared is None:
+            self._feed(log, on_prefill)
+        elif not self._take(shared, log):
+            self._feed(log, on_prefill)
+            shared.keep(self.session, log)
         session, chat = self.session, self.chat
-        self._pin(log)
-        new = log.ids[session.cache.seen :]
-        progress = None
-        if on_prefill is not None:
-            total, report = len(new), on_prefill
-
-            def progress(fed: int) -> None:
-                report(fed, total)
-
-        session.feed(new, on_progress=progress)
 
         def stop(drawn: list[int]) -> bool:
             text = chat.text(drawn)
@@ -133,6 +132,28 @@ class _CacheProtocol:
     def _begin_turn(self) -> None:
         """Get the session ready for a turn: here, only its counters."""
         self.session.begin_turn()
+
+    def _take(self, shared: SharedPrompt, log: TokenLog) -> bool:
+        """Go on from the shared prompt, if it is what the log holds."""
+        session = shared.in_place_of(self.session, log)
+        if session is None:
+            return False
+        self.session, self._pool = session, session.cache.pool
+        self._pinned = set(log.pinned_spans())
+        return True
+
+    def _feed(self, log: TokenLog, on_prefill: Callable[[int, int], None] | None) -> None:
+        """Pin what is to be pinned, then prefill what the session has not seen of the log."""
+        self._pin(log)
+        new = log.ids[self.session.cache.seen :]
+        progress = None
+        if on_prefill is not None:
+            total, report = len(new), on_prefill
+
+            def progress(fed: int) -> None:
+                report(fed, total)
+
+        self.session.feed(new, on_progress=progress)
 
     def _check_prefix(self, log: TokenLog) -> None:
         if self._fed_digest is None:
@@ -175,12 +196,16 @@ def make_protocol(
     *,
     sampling: Sampling,
     chunk: int = DEFAULT_CHUNK,
+    shared: SharedPrompt | None = None,
 ) -> ReplyProtocol:
-    """The protocol called `name`. Raises ValueError for an unknown one."""
+    """The protocol called `name`. Raises ValueError for an unknown one.
+
+    shared: where the first prompt comes from if it was prefilled already, and is kept if not.
+    """
     known: dict[str, type[_CacheProtocol]] = {
         "true_eviction": TrueEviction,
         "full_context": FullContext,
     }
     if name not in known:
         raise ValueError(f"unknown protocol {name!r}; there are: {', '.join(known)}")
-    return known[name](model, chat, config, sampling=sampling, chunk=chunk)
+    return known[name](model, chat, config, sampling=sampling, chunk=chunk, shared=shared)

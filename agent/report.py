@@ -119,13 +119,15 @@ def verdict_data(verdict: Verdict) -> dict[str, Any]:
 
 def eviction_words(outcome: Outcome, *, evicts: bool) -> str:
     """How much was evicted, as a sentence; a method that never evicted says so."""
-    count = sum(turn.evictions for turn in outcome.turns)
-    tokens = sum(turn.evicted_tokens for turn in outcome.turns)
+    forked = sum(turn.forked_evictions for turn in outcome.turns)
+    count = forked + sum(turn.evictions for turn in outcome.turns)
+    tokens = sum(turn.evicted_tokens + turn.forked_evicted_tokens for turn in outcome.turns)
     if not evicts:
         return "0 evictions: the method keeps everything"
     if not count:
         return "0 evictions: the budget was never exceeded, so this run says nothing of the method"
-    return f"{count} evictions of {tokens} tokens"
+    words = f"{count} evictions of {tokens} tokens"
+    return f"{words}, {forked} of them in the prompt that attempts share" if forked else words
 
 
 def pass_at_k(verdicts: list[Verdict | None], *, until_resolved: bool) -> dict[str, Any]:
@@ -148,15 +150,19 @@ def _totals(outcome: Outcome) -> dict[str, Any]:
         "steps": outcome.steps,
         "tokens": outcome.tokens,
         "fed": sum(turn.fed for turn in turns),
+        "forked": sum(turn.forked for turn in turns),
         "sampled": sum(turn.sampled for turn in turns),
         "evictions": sum(turn.evictions for turn in turns),
         "evicted_tokens": sum(turn.evicted_tokens for turn in turns),
+        "forked_evictions": sum(turn.forked_evictions for turn in turns),
+        "forked_evicted_tokens": sum(turn.forked_evicted_tokens for turn in turns),
         "peak_tokens": max((turn.peak_tokens for turn in turns), default=0),
         "peak_bytes": max((turn.peak_bytes for turn in turns), default=0),
         "seconds": round(outcome.seconds, 3),
         "prefill_seconds": total("prefill_seconds"),
         "decode_seconds": total("decode_seconds"),
         "eviction_seconds": total("eviction_seconds"),
+        "fork_seconds": total("fork_seconds"),
         "tool_seconds": round(sum(outcome.tool_seconds), 4),
     }
 

@@ -33,6 +33,7 @@ from agent.report import (
 )
 from agent.run_options import DEMO_INSTANCE, OptionError, RunOptions
 from agent.settings import AgentSettings
+from agent.shared_prompt import SharedPrompt
 from agent.trajectory import Trajectory, new_run_folder, write_report
 from cache import AnyConfig, Sampling, preset
 from environments import Choice, Patch, choose, open_sandbox
@@ -130,25 +131,29 @@ def cache_config(options: RunOptions, seed: int) -> AnyConfig:
 
 def _made(run: Run) -> tuple[dict[str, Any], int]:
     options, task = run.options, run.task
-    first = cache_config(options, options.first_seed)
+    config = cache_config(options, options.first_seed)
     run.say(f"task {task.instance.instance_id}: {task.instance.problem.splitlines()[0]}")
     run.say(f"sandbox: {run.choice.kind} ({run.choice.reason})")
     with TerminalProgress(run.console) as progress:
         loaded = load(options.model, dtype=options.dtype, device=options.device, progress=progress)
     chat = Chat(loaded.tokenizer, loaded.name)
     run.say(f"model: {loaded.name}, {loaded.precision}, {loaded.device}")
-    run.say(f"cache: {options.method}, {options.protocol}; {_budget_words(first)}")
+    run.say(f"cache: {options.method}, {options.protocol}; {_budget_words(config)}")
     run.say(f"run folder: {run.folder}")
     run.facts = _facts(run, loaded)
     write_report(run.folder, merged({"state": "running"}, run.facts))
     attempts: list[Attempt] = []
+    shared = SharedPrompt() if options.attempts > 1 else None
     try:
         for number in range(1, options.attempts + 1):
-            attempts.append(_attempt(run, loaded, chat, number))
+            attempts.append(_attempt(run, loaded, chat, config, number, shared))
             if attempts[-1].outcome.reason is ExitReason.INTERRUPTED:
                 break
             if options.until_resolved and _graded(run, attempts[-1]).resolved:
                 break
+        if shared is not None:
+            shared.close()
+            run.facts["shared_prompt"] = {"tokens": shared.tokens, "bytes": shared.nbytes}
         for attempt in attempts:
             if attempt.verdict is None and attempt.outcome.reason is not ExitReason.INTERRUPTED:
                 _grade(run, attempt)
@@ -165,12 +170,24 @@ def _made(run: Run) -> tuple[dict[str, Any], int]:
     return report, _exit_code(attempts)
 
 
-def _attempt(run: Run, loaded: LoadedModel, chat: Chat, number: int) -> Attempt:
-    """One attempt: a fresh sandbox, a fresh log, a fresh cache."""
+def _attempt(
+    run: Run,
+    loaded: LoadedModel,
+    chat: Chat,
+    config: AnyConfig,
+    number: int,
+    shared: SharedPrompt | None,
+) -> Attempt:
+    """One attempt: a fresh sandbox, a fresh log, a cache that holds the first prompt at most.
+
+    Attempts differ in the seed they sample with; that of the cache is the same for all, since they
+    share what it keeps of the first prompt.
+    """
     options, task = run.options, run.task
     seed = options.first_seed + number - 1
-    config = cache_config(options, seed)
     several = options.attempts > 1
+    if shared is not None:
+        shared.last = number == options.attempts
     folder = run.folder / f"attempt-{number}" if several else run.folder
     if several:
         run.say(f"\nattempt {number} of {options.attempts}, seed {seed}")
@@ -189,6 +206,7 @@ def _attempt(run: Run, loaded: LoadedModel, chat: Chat, number: int) -> Attempt:
                 config,
                 sampling=Sampling(temperature=options.temperature, top_p=options.top_p, seed=seed),
                 chunk=options.chunk,
+                shared=shared,
             )
             watcher.start()
             try:

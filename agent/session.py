@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ class TurnStats:
 
     fed: ids prefilled; sampled: ids drawn; seen: ids fed since the stream began; resident: slots
     held at the end; peak_tokens: most held at once during the turn; cache_bytes, peak_bytes: of
-    all cache tensors; evictions, evicted_tokens: of this turn.
+    all cache tensors; evictions, evicted_tokens: of this turn. forked, forked_evictions,
+    forked_evicted_tokens: what a session that began as a fork took over, at no cost but
+    fork_seconds, the copying of caches in this turn; nothing of it is in the other counts but seen.
     """
 
     fed: int
@@ -36,6 +39,10 @@ class TurnStats:
     prefill_seconds: float
     decode_seconds: float
     eviction_seconds: float
+    forked: int = 0
+    forked_evictions: int = 0
+    forked_evicted_tokens: int = 0
+    fork_seconds: float = 0.0
 
 
 class Session:
@@ -57,13 +64,31 @@ class Session:
         self._logits: torch.Tensor | None = None
         self.begin_turn()
 
-    def begin_turn(self) -> None:
-        """Start counting a new turn."""
+    def begin_turn(self, *, forked: bool = False) -> None:
+        """Start counting a new turn; with `forked`, all there is counts as taken over by it."""
         stats = self.cache.stats
         self._before = (stats.evictions, stats.evicted_tokens, stats.eviction_seconds)
+        self._forked = (self.cache.seen, *self._before[:2]) if forked else (0, 0, 0)
         self._fed = self._sampled = 0
-        self._prefill_seconds = self._decode_seconds = 0.0
+        self._prefill_seconds = self._decode_seconds = self._fork_seconds = 0.0
         stats.peak_tokens = self.cache.resident
+
+    def fork(self, *, sampling: Sampling | None = None, pool: AnyPool | None = None) -> Session:
+        """A session that goes on from here by itself: all it shares with this is the model.
+
+        sampling: the twin's own, if it differs. pool: where its cache lives; None makes a pool with
+        one row. It costs a copy of the cache. Raises PoolFull when `pool` has no free row.
+        """
+        began = time.perf_counter()
+        twin = copy.copy(self)
+        twin.cache = self.cache.fork(pool=pool)
+        twin._logits = None if self._logits is None else self._logits.clone()
+        twin.sampling = self.sampling if sampling is None else sampling
+        twin.begin_turn(forked=True)
+        spent = time.perf_counter() - began
+        self._fork_seconds += spent
+        twin._fork_seconds = spent
+        return twin
 
     def feed(self, ids: Sequence[int], *, on_progress: Callable[[int], None] | None = None) -> None:
         """Prefill `ids` behind what the stream has; `on_progress` hears the ids fed so far."""
@@ -120,6 +145,7 @@ class Session:
         """What happened since `begin_turn`."""
         cache, stats = self.cache, self.cache.stats
         evictions, evicted, seconds = self._before
+        forked, forked_evictions, forked_evicted = self._forked
         return TurnStats(
             fed=self._fed,
             sampled=self._sampled,
@@ -133,6 +159,10 @@ class Session:
             prefill_seconds=self._prefill_seconds,
             decode_seconds=self._decode_seconds,
             eviction_seconds=stats.eviction_seconds - seconds,
+            forked=forked,
+            forked_evictions=forked_evictions,
+            forked_evicted_tokens=forked_evicted,
+            fork_seconds=self._fork_seconds,
         )
 
     def close(self) -> None:

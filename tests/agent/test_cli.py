@@ -96,7 +96,9 @@ def run_repo(tiny: Path, repo: Path, out: Path, *more: str) -> tuple[int, str]:
 def test_help_names_every_method() -> None:
     run = next(c for c in typer.main.get_command(app).commands.values() if c.name == "run")
     text = next(p.help for p in run.params if p.name == "method")
-    assert set(re.findall(r"[a-z0-9_-]+", text)) >= set(preset_names())
+    assert "NAME-paper" in text
+    own = {name.removesuffix("-paper") for name in preset_names()}
+    assert set(re.findall(r"[a-z0-9_-]+", text)) >= own
 
 
 def test_help_is_quick_and_without_torch() -> None:
@@ -371,3 +373,85 @@ def test_an_interrupted_run_is_not_graded_and_ends_with_130(
     folder = only_run(tmp_path / "out")
     assert "+    return x + x" in (folder / "attempt-1" / "patch.diff").read_text()
     assert report(folder)["attempts"][0]["exit"] == "interrupted"
+
+
+SMALL = (
+    "--budget", "256", "--max-new-tokens", "60", "--set", "example=[]", "--set", "system=Fix it.",
+    "--set", "pin_user=false", "--issue", "double(2) is 5. " * 40,
+)  # fmt: skip
+
+
+def said(folder: Path) -> list[list[int]]:
+    return [line["sampled"] for line in read_trajectory(folder) if line["kind"] == "step"]
+
+
+@pytest.mark.parametrize("protocol", ["true_eviction", "full_context"])
+def test_an_attempt_can_be_made_again_alone(
+    protocol: str, tiny_model: Path, repo: Path, tmp_path: Path
+) -> None:
+    options = [*SMALL, "--protocol", protocol]
+    status, text = run_repo(
+        tiny_model, repo, tmp_path / "all", *options, "--attempts", "2", "--seed", "5"
+    )
+    assert status == 0
+    folder = only_run(tmp_path / "all")
+    again = ("--seed", "6", "--set", "cache.seed=5")
+    run_repo(tiny_model, repo, tmp_path / "one", *options, *again)
+    steps = said(folder / "attempt-2")
+    assert steps == said(only_run(tmp_path / "one"))
+    assert steps != said(folder / "attempt-1")
+
+    data, alone = report(folder), report(only_run(tmp_path / "one"))
+    first, second = data["attempts"]
+    assert (first["seed"], second["seed"], alone["seed"]) == (5, 6, 6)
+    assert first["cache"] == second["cache"] == alone["cache"]
+    assert second["cache"]["seed"] == 5
+    start, step, *_ = read_trajectory(folder / "attempt-2")
+    prompt = start["ids"][1]
+    assert data["shared_prompt"]["tokens"] == prompt
+    assert data["shared_prompt"]["bytes"] > 0
+    assert "shared_prompt" not in alone
+    assert [turn["forked"] for turn in second["turns"]] == [prompt, *[0] * (len(steps) - 1)]
+    assert (step["stats"]["forked"], step["stats"]["fed"]) == (prompt, 0)
+    # One of them made the copy, and the last needs none.
+    assert first["turns"][0]["fork_seconds"] > 0
+    assert second["turns"][0]["fork_seconds"] == 0
+    one, two, plain = (entry["totals"] for entry in (first, second, alone))
+    assert (one["forked"], two["forked"], plain["forked"]) == (0, prompt, 0)
+    assert two["fed"] + prompt == plain["fed"]
+    for name in ("evictions", "evicted_tokens"):
+        assert two[name] + two[f"forked_{name}"] == plain[name]
+    assert two["forked_evictions"] > 0
+    note = f", {two['forked_evictions']} of them in the prompt that attempts share"
+    assert second["evictions"] == alone["evictions"] + note
+    assert second["evictions"] in " ".join(text.split())
+
+
+@pytest.mark.parametrize("attempts", ["1", "3"])
+def test_interrupted_while_it_reads_the_first_prompt(
+    attempts: str, tiny_model: Path, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cache import EvictingCache
+
+    def interrupt(self: EvictingCache, *_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EvictingCache, "evict", interrupt)  # after the first chunk
+    status, _ = run_repo(tiny_model, repo, tmp_path / "out", *SMALL, "--attempts", attempts)
+    assert status == 130
+    data = report(only_run(tmp_path / "out"))
+    entries = data.get("attempts", [data])
+    assert [entry["exit"] for entry in entries] == ["interrupted"]
+    assert entries[0]["totals"]["steps"] == 0
+
+
+def test_one_attempt_copies_no_cache(
+    tiny_model: Path, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cache import EvictingCache
+
+    monkeypatch.delattr(EvictingCache, "fork")
+    run_repo(tiny_model, repo, tmp_path / "out", *SMALL)
+    data = report(only_run(tmp_path / "out"))
+    assert data["exit"] == "format_errors"
+    assert (data["totals"]["forked"], data["totals"]["fork_seconds"]) == (0, 0)
