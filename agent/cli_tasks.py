@@ -15,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from agent.cli_tasks_make import make
+
 if TYPE_CHECKING:
     from tasks.source import Entry, TaskSource
     from tasks.validate import Validation
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 tasks_app = typer.Typer(
     help="List, validate and make tasks that have hidden tests.", no_args_is_help=True
 )
+tasks_app.command("make")(make)
+
 
 Source = Annotated[
     str,
@@ -133,6 +137,42 @@ def validate_command(
         _show(done)
     _notes(source)
     raise typer.Exit(0 if all(item.valid for item in done) else 1)
+
+
+@tasks_app.command("build")
+def build_command(
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="Where the rows go: .jsonl, or .json as a list.")
+    ],
+    tasks: Source = "SWE-bench/SWE-bench_Lite",
+    ids: Ids = None,
+) -> None:
+    """Build images of SWE-bench instances here, from releases, where no registry has them.
+
+    A few instances can be had in this way. Their rows name image and script, so that they can be
+    graded by `agent eval --tasks FILE` and by the official harness.
+    """
+    console = Console(stderr=True)
+
+    def say(text: str) -> None:
+        console.print(Text(text, "dim"), highlight=False, soft_wrap=True)
+
+    with _told():
+        from tasks import TaskError
+        from tasks.local_images import RECIPES, build
+        from tasks.swe_bench_rows import SweRow
+
+        source = _source(tasks)
+        here = [entry.instance_id for entry in source.entries if entry.instance_id in RECIPES]
+        if not ids and not here:
+            raise TaskError(f"{tasks} has none of {', '.join(RECIPES)}")
+        chosen = _select(source, ids or here)
+        rows = [entry.row for entry in chosen if isinstance(entry.row, SweRow)]
+        if len(rows) < len(chosen):
+            raise TaskError(f"{tasks} holds no rows of SWE-bench")
+        for record in build(rows, out, say):
+            typer.echo(f"{record['instance_id']}  {record['image']}")
+    typer.echo(f"written to {out}")
 
 
 def _validated(

@@ -55,6 +55,7 @@ class Entry:
     repo: str
     problem: str
     digest: str  # sha256 of the row as read: what grading depends on
+    row: BaseModel = field(repr=False, compare=False)  # all of it; never to be shown to an agent
     _task: Callable[[SandboxOpener | None], Task] = field(repr=False, compare=False)
     _reference: Callable[[], bytes] = field(repr=False, compare=False)
 
@@ -261,6 +262,7 @@ def _pair_entry(name: str, pair: Any, pairs: Sequence[BaseModel]) -> Entry:
         pair.package,
         f"{pair.issue_title}\n\n{pair.issue_text}",
         _sum(canonical(pair)),
+        pair,
         lambda opener: release_pair.task_of(pair, pairs, open_sandbox=opener),  # type: ignore[arg-type]
         partial(release_pair.reference_of, pair),
     )
@@ -281,6 +283,7 @@ def _row_entry(kind: Kind, name: str, row: Any, _: Sequence[BaseModel]) -> Entry
         row.repo_name if kind == "r2e_gym" else row.repo,
         problem,
         _sum(canonical(row)),
+        row,
         task,
         lambda: row.patch.encode("utf-8", "surrogateescape"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -109,3 +110,33 @@ def r2e(number: int = 1, **changes: Any) -> dict[str, Any]:
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def made(folder: Path, name: str = "calc-1") -> dict[str, Any]:
+    """A row as `agent tasks make` writes it, with its reference in `folder`."""
+    (folder / name).mkdir()
+    (folder / name / "reference.diff").write_text(PATCH)
+    stored = {
+        "file": f"{name}/reference.diff",
+        "sha256": hashlib.sha256(PATCH.encode()).hexdigest(),
+    }
+    return {
+        "kind": "made",
+        "instance_id": name,
+        "package": "calc",
+        "issue_title": "double is wrong",
+        "issue_text": "by one",
+        "issue_from": "me",
+        "made_from": {"repo": "my-calc", "base": "a" * 40, "fix": "b" * 40},
+        "changed_files": {"calc.py": {"added": 1, "removed": 1}},
+        "fail_to_pass": ["tests/test_calc.py::test_double"],
+        "pass_to_pass": [],
+        "test_paths": ["tests"],
+        "test_command": "python -m pytest",
+        "test_seconds": 1.0,
+        "requirements": ["pytest<9"],
+        "resolved": [],
+        "base": stored,
+        "tests": stored,
+        "reference": stored,
+    }

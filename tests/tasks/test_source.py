@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from environments.base import Sandbox, SandboxSpec
 from tasks import release_pair, rows
 from tasks.instance import TaskError
+from tasks.made import MadeTask
 from tasks.r2e_gym import R2eTask
 from tasks.release_pair import ReleasePairTask
 from tasks.rows import choose
 from tasks.source import Entry, open_source, select
+from tasks.swe_bench_rows import SweRow
 from tests.tasks.hub_fake import FakeHub
-from tests.tasks.row_fixtures import PATCH, classic, fifth, r2e, write_lines
+from tests.tasks.row_fixtures import PATCH, classic, fifth, made, r2e, write_lines
 
 
 def no_sandbox(spec: SandboxSpec) -> Sandbox:
@@ -111,6 +113,23 @@ def test_rows_of_r2e(tmp_path: Path) -> None:
     task = first.task(no_sandbox)
     assert isinstance(task, R2eTask)
     assert task.spec().image == "owner/calc_final:" + "0" * 39 + "1"
+
+
+def test_rows_that_were_made_find_their_files_where_they_lie(tmp_path: Path) -> None:
+    for place in ("here", "moved"):
+        (tmp_path / place).mkdir()
+        data = [made(tmp_path / place)]
+        source = open_source(str(write_lines(tmp_path / place / "instances.jsonl", data)))
+        (entry,) = source.entries
+        assert (entry.kind, entry.repo, entry.title) == ("made", "my-calc", "double is wrong")
+        assert entry.reference_patch().decode() == PATCH
+        assert isinstance(entry.task(no_sandbox), MadeTask)
+        if place == "here":
+            digest = entry.digest
+    assert entry.digest == digest
+    (tmp_path / "moved" / "calc-1" / "reference.diff").write_text("other")
+    with pytest.raises(TaskError, match="was changed"):
+        entry.reference_patch()
 
 
 def test_what_decides_is_in_the_digest_and_nothing_else(tmp_path: Path) -> None:
@@ -320,7 +339,10 @@ def entries(names: list[str]) -> list[Entry]:
     def refuse(*_: object) -> Any:
         raise AssertionError
 
-    return [Entry(name, "swe_bench", "", "", "", "", refuse, refuse) for name in names]
+    return [
+        Entry(name, "swe_bench", "", "", "", "", SweRow.model_construct(), refuse, refuse)
+        for name in names
+    ]
 
 
 def chosen(names: list[str], **options: Any) -> list[str]:

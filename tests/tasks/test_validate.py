@@ -16,6 +16,7 @@ import pytest
 from environments.base import SandboxError, SandboxSpec
 from tasks.instance import Instance, SandboxOpener, Task, TaskError, Verdict
 from tasks.source import Entry, open_source
+from tasks.swe_bench_rows import SweRow
 from tasks.validate import NOTHING, Results, Validation, read_results, validate, validate_one
 from tests.tasks.row_fixtures import PATCH
 
@@ -58,7 +59,8 @@ def entry(
             raise task
         return task or FakeTask(GOOD)
 
-    return Entry(name, "swe_bench", "title", "repo", "problem", digest, made, patch.encode)
+    about = ("title", "repo", "problem", digest, SweRow.model_construct())
+    return Entry(name, "swe_bench", *about, made, patch.encode)
 
 
 def result(**changes: Verdict | Exception | None) -> Validation:
