@@ -21,7 +21,7 @@ from tasks.grading import Exam, grade
 from tasks.instance import Instance, SandboxOpener, TaskError, Verdict
 from tasks.package_index import FetchError
 from tasks.python_setup import PythonEnv, default_python_env, environment, sandbox_spec
-from tasks.release_pair import refuse_copies, top_modules
+from tasks.release_pair import inside_tree, refuse_copies, top_modules
 from tasks.sources import Sdist
 
 
@@ -93,6 +93,11 @@ class MadeRow(BaseModel):
     tests: Stored
     reference: Stored
     folder: Path | None = Field(None, exclude=True)  # where the file of rows lies; not in the file
+
+    @field_validator("test_paths", "changed_files", "pythonpath")
+    @classmethod
+    def _inside(cls, value: Any) -> Any:
+        return inside_tree(value)
 
     @property
     def modules(self) -> frozenset[str]:

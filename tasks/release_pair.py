@@ -55,12 +55,7 @@ class ReleasePair(BaseModel):
     @field_validator("test_paths", "changed_files", "pythonpath")
     @classmethod
     def _inside(cls, value: Any) -> Any:
-        for path in [value] if isinstance(value, str) else value:
-            parts = PurePosixPath(path)
-            whole = not parts.parts and not isinstance(value, str)  # the tree itself, as test path
-            if parts.is_absolute() or ".." in parts.parts or whole:
-                raise ValueError(f"{path!r} must be a path inside the source tree")
-        return value
+        return inside_tree(value)
 
     @property
     def old(self) -> Sdist:
@@ -76,6 +71,17 @@ class ReleasePair(BaseModel):
     def modules(self) -> frozenset[str]:
         """Top-level modules that the reference changes: the package under test."""
         return top_modules(self.pythonpath, self.changed_files)
+
+
+def inside_tree(value: Any) -> Any:
+    """One path or several, as they are. ValueError if one lies outside the tree, or if several name
+    the tree itself."""
+    for path in [value] if isinstance(value, str) else value:
+        parts = PurePosixPath(path)
+        whole = not parts.parts and not isinstance(value, str)
+        if parts.is_absolute() or ".." in parts.parts or whole:
+            raise ValueError(f"{path!r} must be a path inside the source tree")
+    return value
 
 
 class UnderTest(Protocol):

@@ -122,8 +122,8 @@ def try_out(old: Side, new: Side, runs: int, runner: Runner) -> tuple[Split, flo
         for side in (new, old):
             runner.say(f"run {number} of {runs}: the new tests with {side.name}")
             seen[side.name].append(runner.run(side))
-        if number == 1:  # told at once, before time is spent on more runs
-            _refuse_useless(seen[new.name][0], seen[old.name][0], old.name, new.name)
+            if number == 1:  # told at once, before time is spent on more runs
+                _refuse_useless(seen[new.name], seen[old.name], old.name, new.name)
     found = split(*([run.outcomes for run in seen[side.name]] for side in (old, new)))
     if not found.fail_to_pass:
         raise TaskError(
@@ -140,8 +140,11 @@ def try_out(old: Side, new: Side, runs: int, runner: Runner) -> tuple[Split, flo
     return found, round(max(run.seconds for run in seen[new.name]), 1) or 0.1, notes
 
 
-def _refuse_useless(new: TestRun, old: TestRun, before: str, after: str) -> None:
-    """TaskError if two runs already show that no instance can come of it."""
+def _refuse_useless(
+    new_runs: Sequence[TestRun], old_runs: Sequence[TestRun], before: str, after: str
+) -> None:
+    """TaskError if the first runs already show that no instance can come of it."""
+    new = new_runs[0]
     hint = f"{_missing_modules(new)}. The tests said: {_indented(new.tail)}"
     if not new.started:
         raise TaskError(f"pytest does not start with {after}{hint}")
@@ -150,17 +153,20 @@ def _refuse_useless(new: TestRun, old: TestRun, before: str, after: str) -> None
     if not new.outcomes:
         failed = f": {', '.join(new.uncollected[:5])}" if new.uncollected else ""
         raise TaskError(f"no test of {after} can be collected{failed}{hint}")
-    found = split([old.outcomes], [new.outcomes])
-    if found.fail_to_pass:
-        return
-    if not found.pass_to_pass and not found.dropped:
+    if PASSED not in new.outcomes.values():
         raise TaskError(f"no test passes with {after}{hint}")
-    lost = f"; not collected: {', '.join(new.uncollected[:5])}{_missing_modules(new)}"
-    raise TaskError(
-        f"no test fails with {before} and passes with {after}: {len(found.pass_to_pass)} pass "
-        f"with both, {len(found.failing)} with neither. So nothing shows that the fault is gone"
-        f"{lost if new.uncollected else ''}"
-    )
+    if not old_runs:
+        return
+    if not old_runs[0].started:  # then every attempt would be taken for trouble of the sandbox
+        raise TaskError(f"pytest does not start with {before}: {_indented(old_runs[0].tail)}")
+    found = split([old_runs[0].outcomes], [new.outcomes])
+    if not found.fail_to_pass:
+        lost = f"; not collected: {', '.join(new.uncollected[:5])}{_missing_modules(new)}"
+        raise TaskError(
+            f"no test fails with {before} and passes with {after}: {len(found.pass_to_pass)} pass "
+            f"with both, {len(found.failing)} with neither, so nothing would show that a fault is "
+            f"gone{lost if new.uncollected else ''}"
+        )
 
 
 def _missing_modules(run: TestRun) -> str:
