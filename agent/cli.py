@@ -10,14 +10,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from agent import flags
 from agent.cli_images import images_app
 from agent.cli_models import models_app
 from agent.cli_tasks import tasks_app
 from agent.doctor import doctor
 from agent.run_options import (
-    DEFAULT_BUDGET,
     DEFAULT_MODEL,
-    DEMO_BUDGET,
     DEMO_INSTANCE,
     DEMO_SEED,
     OptionError,
@@ -35,8 +34,7 @@ app.add_typer(images_app, name="images")
 app.add_typer(tasks_app, name="tasks")
 app.command("doctor")(doctor)
 
-_TASK, _CACHE, _LIMITS = "What to work on", "Model and cache", "Limits and attempts"
-_OUTPUT = "Output"
+_TASK = "What to work on"
 
 
 @app.command("run")
@@ -81,84 +79,26 @@ def run(
     apply: Annotated[
         bool, typer.Option("--apply", help="Apply the patch to --repo.", rich_help_panel=_TASK)
     ] = False,
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="A name of `agent models list`, hub id, folder or GGUF file.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = DEFAULT_MODEL,
-    dtype: Annotated[
-        str, typer.Option(help="auto, bfloat16, float16, float32, int8.", rich_help_panel=_CACHE)
-    ] = "auto",
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=_CACHE)
-    ] = "auto",
-    method: Annotated[
-        str,
-        typer.Option(
-            help="What to evict: nexus, topk, snapkv, h2o, morphkv, streaming_llm, random; with "
-            "budgets by layer or head: pyramidkv, ada-nexus, ada-snapkv, ada-pyramidkv. NAME-paper "
-            "runs one as the Nexus paper does. dense evicts nothing.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = "nexus",
-    protocol: Annotated[
-        str,
-        typer.Option(
-            help="true_eviction: one cache for the whole run. full_context: a fresh one each turn.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = "true_eviction",
-    budget: Annotated[
-        int | None,
-        typer.Option(
-            metavar="TOKENS",
-            help=f"Tokens the cache holds: {DEFAULT_BUDGET}, for the demo {DEMO_BUDGET}.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = None,
-    density: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE", help="Share of the tokens seen that stays.", rich_help_panel=_CACHE
-        ),
-    ] = None,
-    scope: Annotated[
-        str | None,
-        typer.Option(help="When to evict: prefill, prefill+decode.", rich_help_panel=_CACHE),
-    ] = None,
-    prefill_eviction: Annotated[
-        str | None,
-        typer.Option(
-            help="chunk: after each chunk of a prompt. end: after the last.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = None,
-    chunk: Annotated[
-        int, typer.Option(help="Tokens of one prefill chunk.", rich_help_panel=_CACHE)
-    ] = 256,
-    steps: Annotated[
-        int | None, typer.Option(help="Replies at most.", rich_help_panel=_LIMITS)
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of one reply.", rich_help_panel=_LIMITS)
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of the whole run.", rich_help_panel=_LIMITS)
-    ] = None,
-    wall_time: Annotated[
-        float | None, typer.Option(help="Seconds of one attempt.", rich_help_panel=_LIMITS)
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_LIMITS)] = 0.6,
-    top_p: Annotated[
-        float, typer.Option(help="Mass of the tokens drawn from.", rich_help_panel=_LIMITS)
-    ] = 0.95,
+    model: flags.Model = DEFAULT_MODEL,
+    dtype: flags.Dtype = "auto",
+    device: flags.Device = "auto",
+    method: flags.MethodName = "nexus",
+    protocol: flags.ProtocolName = "true_eviction",
+    budget: flags.Budget = None,
+    density: flags.Density = None,
+    scope: flags.Scope = None,
+    prefill_eviction: flags.PrefillEviction = None,
+    chunk: flags.Chunk = 256,
+    steps: flags.Steps = None,
+    max_new_tokens: flags.NewTokens = None,
+    max_tokens: flags.TotalTokens = None,
+    wall_time: flags.WallTime = None,
+    temperature: flags.Temperature = 0.6,
+    top_p: flags.TopP = 0.95,
     seed: Annotated[
         int | None,
         typer.Option(
-            help=f"Of the first attempt: 0, for the demo {DEMO_SEED}.", rich_help_panel=_LIMITS
+            help=f"Of the first attempt: 0, for the demo {DEMO_SEED}.", rich_help_panel=flags.LIMITS
         ),
     ] = None,
     attempts: Annotated[
@@ -168,7 +108,7 @@ def run(
             help="Seeded attempts in turn, graded when all are over (pass@K); one prefill of the "
             "first prompt and one cache seed serve them all. Attempt N alone: --seed FIRST+N-1 "
             "--set cache.seed=FIRST (dense: --seed only).",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=flags.LIMITS,
         ),
     ] = 1,
     until_resolved: Annotated[
@@ -176,42 +116,18 @@ def run(
         typer.Option(
             "--until-resolved",
             help="Grade after each attempt and stop at the first that resolves.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=flags.LIMITS,
         ),
     ] = False,
-    sandbox: Annotated[
-        str,
-        typer.Option(
-            help="docker, bubblewrap, or auto: Docker where an engine answers.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = "auto",
-    tools: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|FILE", help="Tool set: prompts, tools, limits.", rich_help_panel=_LIMITS
-        ),
-    ] = "compact",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a value of the tool set (limits.steps=9) or cache (cache.window=32).",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
+    sandbox: flags.SandboxKind = "auto",
+    tools: flags.ToolSet = "compact",
+    set_: flags.Overrides = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where run folders go.", rich_help_panel=_OUTPUT),
+        typer.Option(metavar="DIR", help="Where run folders go.", rich_help_panel=flags.OUTPUT),
     ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the report as JSON.", rich_help_panel=_OUTPUT),
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Show nothing.", rich_help_panel=_OUTPUT)
-    ] = False,
+    as_json: flags.AsJson = False,
+    quiet: flags.Quiet = False,
 ) -> None:
     """Let a model fix an issue in a repository, in a sandbox, on one cache of fixed size.
 
@@ -219,13 +135,13 @@ def run(
     decide. Ends with 0 whatever the verdict; 1 when the run itself failed, 2 for options that do
     not fit, 130 when it was interrupted.
     """
-    limits = {
-        "limits.steps": steps,
-        "limits.new_tokens": max_new_tokens,
-        "limits.total_tokens": max_tokens,
-        "limits.wall_time": wall_time,
-    }
-    flags = [f"{key}={value}" for key, value in limits.items() if value is not None]
+    settings = flags.overrides(
+        steps=steps,
+        new_tokens=max_new_tokens,
+        total_tokens=max_tokens,
+        wall_time=wall_time,
+        set_=set_,
+    )
     values: dict[str, Any] = {
         "task": task,
         "instance": instance,
@@ -251,7 +167,7 @@ def run(
         "until_resolved": until_resolved,
         "sandbox": sandbox,
         "apply": apply,
-        "overrides": (*flags, *(set_ or ())),
+        "overrides": settings,
     }
     errors = Console(stderr=True)
     try:
