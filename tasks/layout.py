@@ -19,8 +19,13 @@ _NO_MODULES = frozenset(
     {"setup", "conftest", "noxfile", "tasks", "fabfile", "versioneer", "test", "tests", "docs"}
     | {"testing", "examples", "example", "benchmarks", "scripts", "tools", "doc", "build", "dist"}
 )
-_VERSION_STEMS = frozenset({"version", "_version", "__version__", "__about__", "_about"})
-_NAMES_VERSION = re.compile(rb"version|release|__date__|copyright|commit_id", re.IGNORECASE)
+_TELLS_VERSION = re.compile(  # VERSION = "1.0", __version_tuple__ = version_tuple = (1, 0)
+    rb"""\s*
+    (?:_*(?:version|release|date|commit_id)\w*\s*(?::[^=]*)?=\s*)+
+    (?:[\[(]?\s*(?:None|"[^"]*"|'[^']*'|\d[\d.]*)\s*,?\s*)+[\])]?\s*(?:\#.*)?$
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
 
 
 def test_places(tree: Path) -> tuple[str, ...]:
@@ -147,7 +152,7 @@ def module_changes(
             left_out.append(f"{name} (a link)")
         elif any(b"\0" in side.read_bytes() for side in sides if side.is_file()):
             left_out.append(f"{name} (not text)")
-        elif path.stem in _VERSION_STEMS or _only_the_version(*sides):
+        elif _only_the_version(*sides):
             left_out.append(f"{name} (tells the version)")
         else:
             kept.append(name)
@@ -155,14 +160,12 @@ def module_changes(
 
 
 def _only_the_version(old: Path, new: Path) -> bool:
-    """Whether the lines that differ are a few that name the version."""
+    """Whether the lines that differ are a few that give the version a value."""
     if not (old.is_file() and new.is_file()):
         return False
     lines = [side.read_bytes().splitlines() for side in (old, new)]
     changed = set(lines[0]) ^ set(lines[1])
-    return 0 < len(changed) <= 6 and all(
-        _NAMES_VERSION.search(line) and re.search(rb"\d", line) for line in changed
-    )
+    return 0 < len(changed) <= 6 and all(map(_TELLS_VERSION.match, changed))
 
 
 def counts(patch_section: bytes) -> dict[str, int]:

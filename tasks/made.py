@@ -21,7 +21,7 @@ from tasks.grading import Exam, grade
 from tasks.instance import Instance, SandboxOpener, TaskError, Verdict
 from tasks.package_index import FetchError
 from tasks.python_setup import PythonEnv, default_python_env, environment, sandbox_spec
-from tasks.release_pair import inside_tree, refuse_copies, top_modules
+from tasks.release_pair import inside_tree, refuse_copies
 from tasks.sources import Sdist
 
 
@@ -85,6 +85,7 @@ class MadeRow(BaseModel):
     dropped: dict[str, str] = Field(default_factory=dict)  # tests left out, and why
     test_paths: tuple[str, ...] = Field(min_length=1)
     pythonpath: str = "."
+    own_modules: tuple[str, ...]  # top-level modules of the project
     test_command: str
     test_seconds: float = Field(gt=0)
     requirements: tuple[str, ...]  # as they were asked for
@@ -101,8 +102,8 @@ class MadeRow(BaseModel):
 
     @property
     def modules(self) -> frozenset[str]:
-        """Top-level modules that the reference changes."""
-        return top_modules(self.pythonpath, self.changed_files)
+        """What must not be among the packages that are installed."""
+        return frozenset(self.own_modules)
 
     @property
     def repo(self) -> str:

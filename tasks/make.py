@@ -98,10 +98,9 @@ def from_releases(package: str, old: str, new: str, wishes: Wishes, bench: Workb
             f"{_listed('; left out', left_out)}. --pythonpath names the folder of the modules"
         )
     patch = difference(before, after, changed)
-    subject = _Subject(
-        _instance_id(wishes, f"{package}-{new}", bench), package, root, tuple(changed)
-    )
-    declared, requirements, pins, runner = _prepared(subject, after, wishes, bench)
+    modules = top_modules(root, changed)
+    subject = _Subject(_instance_id(wishes, f"{package}-{new}", bench), package, modules)
+    declared, requirements, pins, runner = _prepared(subject, root, after, wishes, bench)
     command = _command(wishes, places)
     sides = [
         Side(name, _exam(tree, after, places, command, wishes))
@@ -184,10 +183,9 @@ def _from_commits(
         raise TaskError(f"commit {new[:10]} changes nothing but tests since {old[:10]}")
     name = needs.project_name(before) or folder
     root = wishes.pythonpath or layout.import_root(after, name)
-    subject = _Subject(
-        _instance_id(wishes, f"{_slug(name)}-{new[:10]}", bench), name, root, changed
-    )
-    declared, requirements, pins, runner = _prepared(subject, before, wishes, bench)
+    modules = layout.own_modules(before, root) | layout.own_modules(after, root)
+    subject = _Subject(_instance_id(wishes, f"{_slug(name)}-{new[:10]}", bench), name, modules)
+    declared, requirements, pins, runner = _prepared(subject, root, before, wishes, bench)
     command = _command(wishes, places)
     tests = history.archive(new, lambda path: layout.below(path, places))[0]
     hidden = sources.unpack(tests, place / "tests", f"tests of {new[:10]}")
@@ -220,6 +218,7 @@ def _from_commits(
         dropped=dict(found.dropped),
         test_paths=places,
         pythonpath=root,
+        own_modules=sorted(modules),
         test_command=command,
         test_seconds=seconds,
         requirements=requirements,
@@ -281,16 +280,11 @@ class _Subject:
 
     instance_id: str
     package: str
-    root: str
-    changed: tuple[str, ...]
-
-    @property
-    def modules(self) -> frozenset[str]:
-        return top_modules(self.root, self.changed)
+    modules: frozenset[str]
 
 
 def _prepared(
-    subject: _Subject, tree: Path, wishes: Wishes, bench: Workbench
+    subject: _Subject, root: str, tree: Path, wishes: Wishes, bench: Workbench
 ) -> tuple[needs.Declared, tuple[str, ...], tuple[str, ...], Runner]:
     """What the tests need: as declared, as asked for, in exact versions, and in a sandbox."""
     declared = needs.declared(tree, wishes.extras, own=subject.package)
@@ -301,7 +295,7 @@ def _prepared(
     bench.say(f"installing {', '.join(pins)}")
     packages = bench.python_env(pins)
     refuse_copies(packages, subject)
-    spec = sandbox_spec(environment([subject.root]), packages)
+    spec = sandbox_spec(environment([root]), packages)
     return declared, requirements, pins, Runner(spec, bench.open_sandbox, bench.say)
 
 

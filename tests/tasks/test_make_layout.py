@@ -80,7 +80,8 @@ def test_what_a_release_changed_in_its_modules(tmp_path: Path) -> None:
         "pkg/a.py": "x = 1\n",
         "pkg/same.py": "x = 1\n",
         "pkg/gone.py": "x = 1\n",
-        "pkg/version.py": "V = (1, 0)\n",
+        "pkg/version.py": "VERSION = (1, 0)\n",
+        "pkg/_version.py": "def parse(x): return 1\n",
         "pkg/data.bin": b"\0\1",
         "tests/test_a.py": "old",
         "setup.py": "version='1.0'",
@@ -92,7 +93,8 @@ def test_what_a_release_changed_in_its_modules(tmp_path: Path) -> None:
         "pkg/__init__.py": "__version__ = '1.1'\nx = 1\n",
         "pkg/a.py": "x = 2\n",
         "pkg/new.json": "{}",
-        "pkg/version.py": "V = (1, 1)\n",
+        "pkg/version.py": "VERSION = (1, 1)\n",
+        "pkg/_version.py": "def parse(x): return 2\n",
         "pkg/data.bin": b"\0\2",
         "tests/test_a.py": "new",
         "setup.py": "version='1.1'",
@@ -103,7 +105,7 @@ def test_what_a_release_changed_in_its_modules(tmp_path: Path) -> None:
     old, new = write(tmp_path / "old", common), write(tmp_path / "new", common | changed)
     (new / "pkg" / "gone.py").unlink()
     kept, left_out = layout.module_changes(old, new, ".", ["tests"])
-    assert kept == ["pkg/a.py", "pkg/gone.py", "pkg/new.json"]
+    assert kept == ["pkg/_version.py", "pkg/a.py", "pkg/gone.py", "pkg/new.json"]
     assert left_out == [
         "pkg/__init__.py (tells the version)",
         "pkg/data.bin (not text)",
@@ -114,10 +116,26 @@ def test_what_a_release_changed_in_its_modules(tmp_path: Path) -> None:
     assert b"__init__" not in patch
 
 
-def test_a_change_beside_the_version_is_kept(tmp_path: Path) -> None:
-    old = write(tmp_path / "old", {"m.py": "__version__ = '1.0'\ndef f(): return 1\n"})
-    new = write(tmp_path / "new", {"m.py": "__version__ = '1.1'\ndef f(): return 2\n"})
-    assert layout.module_changes(old, new, ".", []) == (["m.py"], [])
+@pytest.mark.parametrize(
+    ("old", "new", "kept"),
+    [
+        ("__version__ = '1.0'", "__version__ = '1.1'", False),
+        ("version_info: tuple = (1, 0)", "version_info: tuple = (1, 1)", False),
+        ("__version__ = '1.0'\ndef f(): return 1", "__version__ = '1.1'\ndef f(): return 2", True),
+        ("if sys.version_info < (3, 8): x", "if sys.version_info < (3, 9): x", True),
+        ("__version__ = version = '1.0rc1'", "__version__ = version = '1.0'  # done", False),
+        ("VERSION = [1, 'x']\n__date__ = 'May 1'", "VERSION = [2, 'x']\n__date__ = 'May 2'", False),
+        ("version = read(1)", "version = read(2)", True),
+        ("version = 1 if x else 2", "version = 1 if y else 2", True),
+    ],
+)
+def test_only_what_gives_the_version_a_value_is_left_out(
+    tmp_path: Path, old: str, new: str, kept: bool
+) -> None:
+    trees = [
+        write(tmp_path / side, {"m.py": f"{text}\n"}) for side, text in (("a", old), ("b", new))
+    ]
+    assert layout.module_changes(*trees, ".", [])[0] == (["m.py"] if kept else [])
 
 
 def test_the_shipped_pairs_are_laid_out_as_they_say() -> None:
