@@ -1,0 +1,1 @@
+"""Many runs that survive interruption: items, where results are kept, the engine that works."""

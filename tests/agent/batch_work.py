@@ -1,0 +1,83 @@
+"""Work functions for tests of batches: no model, no sandbox, and a log of what was begun and ended.
+
+What an item does stands in its options, under "do", as a list with an entry for each try (the last
+one is repeated); `BATCH_LOG` names the log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agent.batch.engine import WorkerState
+from agent.batch.item import Item
+
+
+def log(kind: str, item: Item) -> None:
+    """One line, written at once and whole: processes that are killed write it too."""
+    line = json.dumps({"kind": kind, "id": item.instance_id, "key": item.key, "pid": os.getpid()})
+    handle = os.open(os.environ["BATCH_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.write(handle, line.encode() + b"\n")
+    os.close(handle)
+
+
+def run_item(
+    item: Item, folder: Path, tell: Callable[[Mapping[str, Any]], None], state: WorkerState
+) -> dict[str, Any]:
+    """Do what the item says, then resolve."""
+    script = item.options.get("do", ["resolve"])
+    tries = len(list(folder.parent.glob(f"{folder.name}.try-*")))
+    do = script[min(tries, len(script) - 1)]
+    assert not list(folder.iterdir())
+    log("start", item)
+    # What a trajectory is to a real run: there from the beginning.
+    (folder / "trajectory.jsonl").write_text("{}\n")
+    made = state.keep("model", item.options.get("model"), lambda: object())
+    tell({"phase": "work", "step": 1, "resident": 100, "budget": 200})
+    if do == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if do == "raise":
+        raise RuntimeError("no luck")
+    if do == "exit":
+        sys.exit(7)
+    if do == "odd":
+        return {"totals": object()}
+    if do == "print":
+        print("x" * 200_000, flush=True)
+        print("y" * 200_000, file=sys.stderr, flush=True)
+    if do == "lost":
+        return {"exit": "sandbox_lost"}
+    if do == "error":
+        return {"state": "error", "error": "ImageMissing: no image"}
+    if do == "ungraded":
+        return {"verdict": {"resolved": False, "status": "error", "detail": "too long"}}
+    if isinstance(do, (int, float)):
+        time.sleep(do)
+    if do == "patch so far":
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            (folder / "patch.diff").write_text("half\n")
+            log("patch", item)
+            return {"exit": "interrupted"}
+    if do == "deaf":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(60)
+    resolved = do != "fail"
+    (folder / "prediction.diff").write_text(f"patch of {item.instance_id}\n")
+    tell({"phase": "grading"})
+    log("end", item)
+    return {
+        "verdict": {"resolved": resolved, "status": "resolved" if resolved else "unresolved"},
+        "exit": "submitted",
+        "totals": {"steps": 4, "tokens": 1000, "fed": 800, "evictions": 2, "peak_bytes": 1 << 20},
+        "turns": [],
+        "seconds": {"run": 60.0, "grade": 6.0},
+        "about": {"model": id(made), "threads": os.environ["OMP_NUM_THREADS"]},
+    }
