@@ -36,7 +36,9 @@ def fill(stats: TurnStats, budget: int | None) -> str:
         f"cache {held} tokens, {_bytes(stats.cache_bytes)}",
         f"{stats.evictions} evictions",
         f"seen {stats.seen:,}",
-        f"fed {stats.fed:,} at {_rate(stats.fed, stats.prefill_seconds)}",
+        f"took over {stats.forked:,}"
+        if stats.forked
+        else f"fed {stats.fed:,} at {_rate(stats.fed, stats.prefill_seconds)}",
         f"wrote {stats.sampled:,} at {_rate(stats.sampled, stats.decode_seconds)}",
     ]
     return " · ".join(parts)

@@ -26,6 +26,7 @@ from cache.query_window import QueryWindow
 from cache.ragged_store import Segments
 from cache.state import CacheState, model_shape
 from cache.stats import CacheStats, EvictionRecord
+from cache.store import Pool
 
 
 class EvictingCache(Cache):
@@ -373,6 +374,7 @@ class EvictingCache(Cache):
             scaling=tuple(self._scaling),
             policy={} if self._policy is None else self._policy.state(),
             stats=self.stats.counters(),
+            room=self.pool.capacity if isinstance(self.pool, Pool) else 0,
             tensors=tensors,
         )
 
@@ -392,6 +394,8 @@ class EvictingCache(Cache):
         content = {name: state.tensors[name] for name in state.tensors if name != "queries"}
         if self._observer is None:
             content.pop("sums", None)
+        if isinstance(self.pool, Pool):  # as much room as there was: the next step need not grow
+            self.pool.make_room(self.row, state.room)
         self.pool.fill(self.row, content)
         self.seen = state.seen
         self._scaling = list(state.scaling)

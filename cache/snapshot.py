@@ -44,6 +44,7 @@ def save_snapshot(cache: EvictingCache, path: str | Path, *, model_id: str = "")
         "scaling": state.scaling,
         "policy": state.policy,
         "stats": state.stats,
+        "room": state.room,
         "sha256": _digest(tensors),
     }
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -80,6 +81,7 @@ def load_snapshot(
         scaling=tuple(manifest["scaling"]),
         policy=manifest["policy"],
         stats=manifest["stats"],
+        room=manifest["room"],
         tensors=tensors,
     )
     try:

@@ -20,7 +20,8 @@ class CacheState:
     tensors: what the pool exports of its row: keys, values [L, H_kv, T, D], block_ids [L, H_kv, N]
     and sums [L, H_kv, T] where the method has them, in slot order; where heads can differ, the same
     as [all slots, D], [all blocks] and [all slots], head after head, and lengths [L, H_kv].
-    queries: the window's ring [L, H_q, W, D]. All else is plain data. The random draws need no
+    queries: the window's ring [L, H_q, W, D]. room: slots there was room for, where that is one
+    number. All else is plain data. The random draws need no
     state: they are functions of the seed and these counters.
     """
 
@@ -30,6 +31,7 @@ class CacheState:
     scaling: tuple[float, ...]
     policy: dict[str, Any]
     stats: dict[str, Any]
+    room: int
     tensors: Mapping[str, torch.Tensor] = field(repr=False)
 
     def uncut(self, config: AnyConfig) -> CacheState:

@@ -16,7 +16,7 @@ from scripted import ScriptedProtocol, byte_tokenizer, xml
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from agent import run_command
+from agent import attempt, run_command
 from agent.cli import app
 from agent.run_options import RunOptions, parse_options
 from agent.trajectory import read_trajectory
@@ -82,7 +82,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def protocol(name: str, model: object, chat: Any, config: object, **_: object) -> object:
         return ScriptedProtocol(chat, scripts.pop(0))
 
-    monkeypatch.setattr(run_command, "make_protocol", protocol)
+    monkeypatch.setattr(attempt, "make_protocol", protocol)
     return scripts
 
 
@@ -300,7 +300,7 @@ class Graded:
 def events(monkeypatch: pytest.MonkeyPatch, scripted: list[list[str]]) -> list[str]:
     """What happened in which order: attempts and gradings."""
     seen: list[str] = []
-    make, protocol = run_command.make_task, run_command.make_protocol
+    make, protocol = run_command.make_task, attempt.make_protocol
 
     def graded(options: RunOptions) -> Graded:
         return Graded(make(options), "+    return x + x\n", seen)
@@ -310,7 +310,7 @@ def events(monkeypatch: pytest.MonkeyPatch, scripted: list[list[str]]) -> list[s
         return protocol(*arguments, **named)
 
     monkeypatch.setattr(run_command, "make_task", graded)
-    monkeypatch.setattr(run_command, "make_protocol", noted)
+    monkeypatch.setattr(attempt, "make_protocol", noted)
     return seen
 
 

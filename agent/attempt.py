@@ -1,0 +1,200 @@
+"""One attempt at a task, as `agent run` and batches make it: sandbox, loop, patch, grading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agent.chat import Chat
+from agent.loop import Loop, Outcome, Watcher
+from agent.models import LoadedModel
+from agent.prompts import make_dialect
+from agent.protocol import make_protocol
+from agent.report import attempt_report, git_commit, hardware, versions
+from agent.run_options import OptionError, RunOptions
+from agent.settings import AgentSettings
+from agent.shared_prompt import SharedPrompt
+from agent.trajectory import Trajectory, write_atomic
+from cache import AnyConfig, EvictingConfig, Sampling, preset
+from cache.methods import make_method
+from environments import Patch, open_sandbox
+from tasks import Task, Verdict
+from tasks.image import place_tree
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt: where it is kept, how it ended, how it was graded."""
+
+    folder: Path
+    seed: int
+    outcome: Outcome
+    cache: AnyConfig
+    unenforced: tuple[str, ...] = ()  # limits that this host's sandbox could not enforce
+    verdict: Verdict | None = None
+    prediction: Patch | None = None  # what was graded: the patch without changes to tests
+
+
+def make_attempt(
+    task: Task,
+    loaded: LoadedModel,
+    chat: Chat,
+    config: AnyConfig,
+    options: RunOptions,
+    folder: Path,
+    *,
+    seed: int,
+    sandbox: str,
+    watcher: Watcher | None = None,
+    shared: SharedPrompt | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Attempt:
+    """Let the model work in a fresh sandbox of the kind `sandbox`, with a fresh log.
+
+    `folder` gets the trajectory and the patch. seed: of sampling; the cache has its own. Raises
+    SandboxError and TaskError when the sandbox or its tree cannot be had; what happens afterwards
+    is the attempt's outcome.
+    """
+    context = getattr(loaded.model.config, "max_position_embeddings", None)
+    settings = _within(options.settings(), context)
+    with Trajectory(folder) as trajectory:
+        with open_sandbox(task.spec(), sandbox, progress=say) as box:
+            # Which limits this host cannot enforce is known once a sandbox is open.
+            unenforced = tuple(getattr(box, "unenforced", ()))
+            place_tree(task, box)
+            protocol = make_protocol(
+                options.protocol,
+                loaded.model,
+                chat,
+                config,
+                sampling=Sampling(temperature=options.temperature, top_p=options.top_p, seed=seed),
+                chunk=options.chunk,
+                shared=shared,
+            )
+            try:
+                outcome = Loop(
+                    task.instance,
+                    box,
+                    chat,
+                    protocol,
+                    make_dialect(settings, task.instance, opens_in_thought=chat.opens_in_thought),
+                    settings,
+                    trajectory,
+                    budget=token_budget(config),
+                    watcher=watcher,
+                ).run()
+            finally:
+                protocol.close()
+    return Attempt(folder, seed, outcome, config, unenforced)
+
+
+def grade_attempt(task: Task, attempt: Attempt) -> None:
+    """Grade in a fresh sandbox; a task without hidden tests has no verdict.
+
+    Changes to tests are no part of a prediction: what decides are the hidden ones.
+    """
+    patch = attempt.outcome.patch
+    prediction = patch.without(patch.tests(task.instance.test_paths))
+    attempt.verdict = task.grade(prediction.data)
+    if attempt.verdict is not None:
+        attempt.prediction = prediction
+        write_atomic(attempt.folder / "prediction.diff", prediction.data)
+
+
+def attempt_data(task: Task, attempt: Attempt) -> dict[str, Any]:
+    """What a report says of one attempt."""
+    data = {
+        "seed": attempt.seed,
+        "folder": attempt.folder.name,
+        "cache": attempt.cache.model_dump(),
+        "query_aware": query_aware(attempt.cache),
+        **attempt_report(
+            attempt.outcome, attempt.verdict, task.instance, evicts=attempt.cache.evicts
+        ),
+    }
+    if attempt.prediction is not None:
+        left_out = sorted(set(attempt.outcome.patch.files) - set(attempt.prediction.files))
+        size = len(attempt.prediction.data)
+        data["prediction"] = {"bytes": size, "tests_left_out": left_out}
+    return data
+
+
+def query_aware(config: AnyConfig) -> bool | None:
+    """Whether what stays depends on the newest tokens; None where nothing is evicted."""
+    return make_method(config).query_aware if isinstance(config, EvictingConfig) else None
+
+
+def cache_config(options: RunOptions, seed: int) -> AnyConfig:
+    """The eviction config. Raises OptionError for a method or field that is not there."""
+    try:
+        return preset(options.method, **options.cache_data(seed))
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = [str(part) for part in first["loc"]]
+        if path[:1] == [options.method]:  # the union's tag
+            path = path[1:]
+        raise OptionError(f"method {options.method}: {'.'.join(path)}: {first['msg']}") from error
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+
+
+def run_facts(
+    task: Task,
+    loaded: LoadedModel,
+    options: RunOptions,
+    *,
+    sandbox: dict[str, str],
+) -> dict[str, Any]:
+    """What is known before an attempt: options, versions, hardware, task, model, sandbox.
+
+    sandbox: its kind, and the reason for that choice.
+    """
+    instance, spec = task.instance, task.spec()
+    return {
+        "options": options.model_dump(),
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "hardware": hardware(),
+        "task": {
+            "kind": options.task,
+            "instance": instance.instance_id,
+            "package": instance.package,
+            "problem": instance.problem,
+            "test_command": instance.test_command,
+        },
+        "model": {
+            "name": loaded.name,
+            "sha256": loaded.sha256,
+            "precision": loaded.precision,
+            "dtype": str(loaded.dtype).removeprefix("torch."),
+            "device": str(loaded.device),
+        },
+        "protocol": options.protocol,
+        "method": options.method,
+        "sampling": {
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "seed": options.first_seed,
+        },
+        "tool_set": options.settings().model_dump(),
+        "sandbox": {**sandbox, "image": spec.image, "limits": spec.limits.model_dump()},
+    }
+
+
+def _within(settings: AgentSettings, context: int | None) -> AgentSettings:
+    """The limits of the tool set, at most what the model was made for."""
+    limits = settings.limits
+    if context is None or limits.total_tokens <= context:
+        return settings
+    limits = limits.model_copy(update={"total_tokens": context})
+    return settings.model_copy(update={"limits": limits})
+
+
+def token_budget(config: AnyConfig) -> int | None:
+    """Tokens the cache holds at most; None for another kind of budget."""
+    budget = getattr(config, "budget", None)
+    return getattr(budget, "tokens", None)
