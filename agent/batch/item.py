@@ -157,7 +157,7 @@ def config_data(options: RunOptions) -> dict[str, Any]:
     """
     from agent import digests
     from agent.models import resolve
-    from agent.run_command import cache_config
+    from agent.attempt import cache_config
 
     options = options.model_copy(update={"instance": options.instance or "any"})  # not the demo's
     model = resolve(options.model)
