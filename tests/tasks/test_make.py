@@ -28,6 +28,7 @@ from tasks.made import MadeRow, MadeTask
 from tasks.make import Wishes, Workbench, from_commits, from_releases, write
 from tasks.package_index import IndexSettings
 from tasks.release_pair import ReleasePair
+from tasks.source import open_source
 
 PINS = ("pytest==8.0",)  # only a name here: the folder of packages is a shared one
 OLD = "def double(x):\n    return x\n\n\ndef half(x):\n    return x / 2\n"
@@ -291,6 +292,11 @@ def test_two_commits_make_an_instance_that_works_elsewhere(
     moved = (tmp_path / "here").rename(tmp_path / "there")
     (again,) = made.read(moved / make.ROWS)
     assert again.model_copy(update={"folder": None}) == row
+    (entry,) = open_source(str(moved / make.ROWS)).entries
+    assert (entry.kind, entry.repo, entry.title) == ("made", "gadgets", row.issue_title)
+    assert entry.reference_patch() == made.reference_patch(again)
+    shutil.copytree(moved, tmp_path / "copy")
+    assert open_source(str(tmp_path / "copy" / make.ROWS)).entries[0].digest == entry.digest
     task = MadeTask(again, Counting(any_kind), lambda requirements: packages)
     assert isinstance(task, Task)
     assert "2 * x" not in repr(task) + repr(task.instance)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tasks import sources
-from tasks.package_index import FetchError, IndexSettings, fetch, pip_settings
+from tasks.package_index import FetchError, IndexSettings, fetch, listing, pip_settings
 from tasks.sources import Sdist
 
 
@@ -115,6 +115,15 @@ def test_the_tree_has_no_top_folder_and_is_mended_when_it_was_changed() -> None:
     assert (tree() / "pkg" / "a.py").stat().st_ino == before  # unchanged: not unpacked again
 
 
+def test_a_link_to_a_folder_does_not_make_the_tree_look_changed() -> None:
+    data = make_tar(
+        member("top/real/a.py", b"x"), member("top/link", kind=tarfile.SYMTYPE, link="real")
+    )
+    first = sources.tree(sdist(data), lambda _: [data])
+    before = (first / "real" / "a.py").stat().st_ino
+    assert (sources.tree(sdist(data), lambda _: [data]) / "link" / "a.py").stat().st_ino == before
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -166,6 +175,34 @@ def test_fetch_from_html_json_and_folders(site: tuple[Path, str], tmp_path: Path
         IndexSettings(((folder / "html").as_uri(),)),
     ):
         assert list(fetch("Some_Thing", "some_thing-1.0.tar.gz", settings)) == [GOOD], settings
+
+
+def test_the_files_of_a_project_and_the_sums_that_the_index_gives(
+    site: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder, address = site
+    page = folder / "html" / "some-thing"
+    page.mkdir(parents=True)
+    (page / "index.html").write_text(
+        f'<a href="../a-1.0.tar.gz#sha256={"0" * 64}">a</a><a href="b-1.0.tar.gz#md5=0">b</a>'
+    )
+    (folder / "page.json").write_text(
+        json.dumps(
+            {
+                "files": [
+                    {"filename": "b-1.0.tar.gz", "url": "b", "hashes": {"sha256": "1" * 64}},
+                    {"filename": "a-1.0.tar.gz", "url": "a", "hashes": {"sha256": "2" * 64}},
+                ]
+            }
+        )
+    )
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "c-1.0.tar.gz").write_bytes(GOOD)
+    places = (f"{address}/page.json", str(tmp_path / "links"))
+    found = listing("Some_Thing", IndexSettings((f"{address}/gone", f"{address}/html"), places))
+    assert found == {"a-1.0.tar.gz": "0" * 64, "b-1.0.tar.gz": "1" * 64, "c-1.0.tar.gz": None}
+    with pytest.raises(FetchError, match=r"cannot list the files of x: .*answered 404"):
+        listing("x", IndexSettings((f"{address}/gone",)))
 
 
 def test_the_error_says_what_each_place_answered_and_hides_passwords(
