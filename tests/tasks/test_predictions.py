@@ -83,6 +83,15 @@ def test_other_files(tmp_path: Path) -> None:
         read_predictions(tmp_path / "preds.json")
 
 
+def test_who_reads_while_it_is_written_gets_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "preds.jsonl"
+    write_predictions(path, [Prediction("a-1", "me", b"x")])
+    with path.open() as reader:
+        write_predictions(path, [Prediction("a-2", "me", b"y")])
+        assert '"a-1"' in reader.read()
+    assert list(read_predictions(path)) == ["a-2"]
+
+
 def test_a_write_that_fails_leaves_the_file_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

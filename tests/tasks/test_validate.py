@@ -202,7 +202,8 @@ def test_lines_of_another_format_are_passed_over(tmp_path: Path) -> None:
     with Results(path).open() as results:
         results.add(validate_one(entry("a-0")))
     data = json.loads(path.read_text())
-    path.write_text(json.dumps(data | {"format": 99}) + "\n" + json.dumps(data) + "\n")
+    newer = data | {"format": 99, "instance_id": "a-9"}
+    path.write_text(json.dumps(newer) + "\n" + json.dumps(data) + "\n")
     assert [item.instance_id for item in read_results(path)] == ["a-0"]
 
 
