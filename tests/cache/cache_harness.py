@@ -19,10 +19,12 @@ from transformers import (
     Qwen3Config,
 )
 
-from cache import EvictingCache
+from cache import EvictingCache, preset_names
 from cache.config import Phase
 
 VOCABULARY = 61
+# Presets whose machinery differs: the paper's settings of the others change numbers only.
+PRESETS = [name for name in preset_names() if not name.endswith("-paper")] + ["nexus-paper"]
 # name: (config class, query heads, KV heads, layers); its place here seeds its weights: append
 SHAPES: dict[str, tuple[type, int, int, int]] = {
     "llama-g1-kv2": (LlamaConfig, 2, 2, 3),

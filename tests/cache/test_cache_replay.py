@@ -11,7 +11,7 @@ from oracles import replay
 
 from cache import preset
 
-MODELS = [name for name in SHAPES if name != "llama-one-layer"]
+MODELS = [name for name in SHAPES if name not in ("llama-one-layer", "llama-g3-kv2")]
 HEADS = ["kv_head", "layer_mean", "layer_attention"]
 # Three turns; the observations alone are beyond the budget of 5 blocks of 8 tokens.
 TURNS = [(61, 9), (50, 8), (43, 10)]

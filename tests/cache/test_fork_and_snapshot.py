@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cache_harness import logits_of, random_ids, tiny
+from cache_harness import PRESETS, logits_of, random_ids, tiny
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -21,7 +21,6 @@ from cache import (
     load_snapshot,
     make_pool,
     preset,
-    preset_names,
     save_snapshot,
 )
 from cache.snapshot import BadSnapshot
@@ -57,7 +56,7 @@ def assert_same(one: Any, two: Any) -> None:
     assert torch.equal(one[2], two[2])
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_fork_goes_on_as_the_original_and_leaves_it_alone(name: str) -> None:
     model = tiny(MODEL)
     undisturbed = go_on(started(name, model), model)
@@ -91,7 +90,7 @@ def test_a_fork_can_live_in_another_row_of_the_pool() -> None:
         cache.fork(pool=pool)
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_snapshot_goes_on_as_the_original(name: str, tmp_path: Path) -> None:
     model = tiny(MODEL)
     cache = started(name, model)

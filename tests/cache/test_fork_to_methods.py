@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cache_harness import random_ids, tiny
+from cache_harness import PRESETS, random_ids, tiny
 
 from cache import (
     DenseConfig,
@@ -16,12 +16,11 @@ from cache import (
     make_pool,
     prefill,
     preset,
-    preset_names,
 )
 from cache.generate import forward
 
 MODEL = "qwen2-g4-kv2"
-NAMES = [name for name in preset_names() if name != "dense" and not name.endswith("-paper")]
+NAMES = [name for name in PRESETS if name not in ("dense", "nexus-paper")]
 IDS = random_ids(90, 1)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import method_oracles
 import pytest
 import torch
-from cache_harness import replayed, run, tiny, turns_of
+from cache_harness import PRESETS, replayed, run, tiny, turns_of
 
 from cache import (
     EvictingConfig,
@@ -109,7 +109,7 @@ def test_a_new_token_does_not_die_first() -> None:
             assert all(newest <= set(head) for head in layer)
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("selection", ["top_k", "reservoir"])
 def test_all_methods_hold_the_budget_and_what_is_forced(name: str, selection: str) -> None:
     if name == "dense":
