@@ -2,7 +2,8 @@
 
 Caches in the shape of Qwen2.5-Coder-0.5B are filled with random keys and brought to their budget;
 then they take a block of tokens and cut it off again, over and over, as while decoding. No model
-runs. A number is a median; methods take turns, since other work may share the machine.
+runs. A number is a median; methods take turns, since other work may share the machine, and on one
+thread it is the processor's time that counts, not the clock's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from benchmarks import reporting
 from cache import EvictingCache, EvictingConfig, preset
+from cache.methods import make_method
 
 SUMMARIES = {
     "nexus": "blocks by direct attention plus a short walk over blocks, drawn by a weighted "
@@ -107,6 +109,11 @@ def filled(model: PreTrainedModel, config: EvictingConfig, content: Content) -> 
     return cache
 
 
+def clock() -> float:
+    """Seconds of this thread where it does all the work: it may wait long for a busy processor."""
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 def append(cache: EvictingCache, content: Content, tokens: int) -> float:
     """Take in new tokens as a forward pass does, without the attention; seconds in `observe`."""
     keys, values = content.pair(tokens)
@@ -114,11 +121,11 @@ def append(cache: EvictingCache, content: Content, tokens: int) -> float:
     seconds = 0.0
     for layer in range(cache.num_layers):
         held, _ = cache.update(keys[layer, None], values[layer, None], layer)
-        began = time.perf_counter()
+        began = clock()
         cache.observe(
             layer, queries[layer, None], held, cache.segments(layer), SHAPE["head_dim"] ** -0.5
         )
-        seconds += time.perf_counter() - began
+        seconds += clock() - began
         cache.finish_layer(layer)
     return seconds
 
@@ -137,9 +144,9 @@ def measure(
         if size > 1:
             append(cache, content, size - 1)
         noting = append(cache, content, 1)
-        began = time.perf_counter()
+        began = clock()
         record = cache.evict("decode")
-        seconds = time.perf_counter() - began
+        seconds = clock() - began
         if record is None or (record.before, record.after) != (keys // size + 1, keys // size):
             raise RuntimeError(f"{name} at {keys} keys did not cut one block: {record}")
         if number:
@@ -158,7 +165,7 @@ Results = dict[str, dict[int, Measured]]
 
 
 def readme_table(names: list[str], sizes: list[int], results: Results) -> str:
-    """The README's table."""
+    """What the README shows."""
     shown = " / ".join(kilo(size) for size in sizes)
     header = [
         "name",
@@ -185,7 +192,22 @@ def readme_table(names: list[str], sizes: list[int], results: Results) -> str:
         if config.scope == "prefill":
             per_token = "none (once a prompt)"
         rows.append([*row, state(found), per_step, per_token])
-    return reporting.table(header, rows)
+    return "\n\n".join(filter(None, [reporting.table(header, rows), observed(sizes, results)]))
+
+
+def observed(sizes: list[int], results: Results) -> str:
+    """What methods that look at every token's attention need beside their steps, as a sentence."""
+    parts = []
+    for name, found in results.items():
+        config = preset(name)
+        if isinstance(config, EvictingConfig) and make_method(config).observes and found:
+            noted = [
+                short(statistics.median(found[size].noting)) if size in found else "?"
+                for size in sizes
+            ]
+            parts.append(f"`{name}` also computes the attention of every token again: ")
+            parts.append(f"{' / '.join(noted)} ms a token.")
+    return "".join(parts)
 
 
 def state(found: dict[int, Measured]) -> str:
@@ -195,7 +217,7 @@ def state(found: dict[int, Measured]) -> str:
     low, high = min(found), max(found)
     first, last = found[low].state, found[high].state
     if first == last:
-        return reporting.mib(first)
+        return reporting.mib(first) if first else "0"
     each = (last - first) / (high - low) * 1024
     return f"{each / 2**20:.2f} per 1K keys"
 
@@ -233,35 +255,36 @@ def replace_in_readme(text: str, methods: str) -> str:
 
 
 def report(
-    names: list[str], sizes: list[int], results: Results, began: str, dtype: str, complete: bool
+    names: list[str],
+    sizes: list[int],
+    results: Results,
+    origin: reporting.Origin,
+    dtype: str,
+    complete: bool,
 ) -> str:
     """The results file."""
+    timed = "the thread's own" if torch.get_num_threads() == 1 else "those of the clock"
     lines = [
         "# What one eviction step costs",
         "" if complete else "\n**Broken off: not every method and size was measured.**\n",
-        f"{began}. `{reporting.command('method_table')}`\n",
-        f"Start: {hardware_at_start}. End: {reporting.hardware()}.\n",
-        f"{reporting.versions()}.\n",
+        *origin.lines(),
         f"Random keys in the shape of Qwen2.5-Coder-0.5B (24 layers, 2 KV heads, 14 query heads, "
         f'D = 64), {dtype}. A step is `cache.evict("decode")` alone: from B + 1 blocks to B in all '
         "layers, scope `prefill+decode` whatever the method's own is; B blocks hold the keys "
         "named. Before it, twice as many keys were read and cut once. `ms a token` is a step over "
-        "the block's size. Methods take turns in rounds; the first step of each turn does not "
-        "count.\n",
+        f"the block's size. Milliseconds are {timed}. Methods take turns in rounds; the first "
+        "step of each turn does not count.\n",
         readme_table(names, sizes, results),
         "",
         "`state` is what a method keeps beside keys and values (`cache.state_bytes`): the newest "
         "queries, H2O's sums. The numbers of the blocks come on top, 8 bytes per block, layer and "
         "KV head. `noting` is what `cache.observe` takes in all layers for one new token: a copy "
         "of its queries, and in H2O its attention to all keys once more; it is not part of the "
-        "other columns.\n",
+        "step.\n",
         "Milliseconds of one step:\n",
         details(names, sizes, results),
     ]
     return "\n".join(lines)
-
-
-hardware_at_start = ""
 
 
 def main(
@@ -285,7 +308,6 @@ def main(
 
     Ctrl-C keeps what was measured (README.md is then left as it is).
     """
-    global hardware_at_start
     torch.set_num_threads(threads)
     try:
         names = reporting.chosen(method or [])
@@ -297,7 +319,7 @@ def main(
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(dtype)
     if kind is None:
         raise typer.BadParameter(f"--dtype {dtype!r} is not float32 or bfloat16")
-    began, hardware_at_start = reporting.today(), reporting.hardware()
+    origin = reporting.Origin("method_table")
     evicting = [name for name in names if isinstance(preset(name), EvictingConfig)]
     results: Results = {name: {} for name in evicting}
     model, complete = shaped_model(kind), False
@@ -319,7 +341,7 @@ def main(
         for by_size in results.values():
             for size in [size for size, found in by_size.items() if not found.steps]:
                 del by_size[size]
-    reporting.save(out, report(names, sizes, results, began, dtype, complete))
+    reporting.save(out, report(names, sizes, results, origin, dtype, complete))
     print(readme_table(names, sizes, results))
     print(f"\nin {out.name}" + ("" if complete else ", broken off"))
     if not complete:

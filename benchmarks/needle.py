@@ -161,7 +161,7 @@ def report(
     done = len(next(iter(tallies.values())).hits)
     lines = ["# A needle among three distractors\n", *head]
     if done < samples:
-        lines.insert(1, f"**Broken off after {done} of {samples} samples.**\n")
+        lines.insert(1, f"**Only {done} of {samples} samples so far.**\n")
     header = ["method", "hits", "95 % interval", "keeps, tokens", "knows the question", "by depth"]
     rows = []
     for name, config in configs.items():
@@ -221,7 +221,7 @@ def main(
     with TerminalProgress() as telling:
         loaded = load(model, dtype=dtype, device=device, progress=telling)
     tallies = {name: Tally() for name in names}
-    began, at_start = reporting.today(), reporting.hardware()
+    origin = reporting.Origin("needle")
     prompts = [
         make_sample(loaded.tokenizer, number, samples, tokens, answer_prefix)
         for number in range(samples)
@@ -231,11 +231,9 @@ def main(
 
     def save() -> None:
         head = [
-            f"{began}. `{reporting.command('needle')}`\n",
+            *origin.lines(),
             f"{loaded.name} (sha256 `{loaded.sha256[:12]}…`), linear layers in {loaded.precision}, "
-            f"cache in {str(loaded.dtype).removeprefix('torch.')}, {loaded.device}. Start: "
-            f"{at_start}. End: {reporting.hardware()}.\n",
-            f"{reporting.versions()}.\n",
+            f"cache in {str(loaded.dtype).removeprefix('torch.')}, {loaded.device}.\n",
             f"Prompts of {min(lengths):,} to {max(lengths):,} tokens in the model's chat template, "
             f"the question at the end, read in chunks of {chunk}; density {density:g} of them "
             f"stays, cut once after the prompt (scope `prefill`); greedy, {prefix}. One dense "

@@ -46,11 +46,6 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(names) or own_presets()
 
 
-def command(module: str) -> str:
-    """What was typed, without the machine's own paths."""
-    return " ".join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
-
-
 def hardware() -> str:
     """CPU, threads and load, in words."""
     load = " / ".join(f"{value:.1f}" for value in os.getloadavg())
@@ -68,9 +63,22 @@ def versions() -> str:
     )
 
 
-def today() -> str:
-    """The date, in words."""
-    return time.strftime("%-d %B %Y, %H:%M")
+class Origin:
+    """What produced a result, as it is when the bench starts."""
+
+    def __init__(self, module: str) -> None:
+        self.date = time.strftime("%-d %B %Y, %H:%M")
+        self.command = " ".join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
+        self.hardware = hardware()
+        self.versions = versions()
+
+    def lines(self) -> list[str]:
+        """Paragraphs for the result file."""
+        load = " / ".join(f"{value:.1f}" for value in os.getloadavg())
+        return [
+            f"{self.date}. `{self.command}`\n",
+            f"{self.versions}. {self.hardware}; at the end {load}.\n",
+        ]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -118,6 +126,6 @@ def _commit() -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    # Only what the numbers can depend on: a result file or the README is being written itself.
-    changed = git("status", "--porcelain", "--", "cache", "agent")
+    # Only what the numbers depend on: a result file or the README is being written itself.
+    changed = git("status", "--porcelain", "--", "cache", "agent/models.py", "agent/int8_linear.py")
     return (git("rev-parse", "--short", "HEAD") or "unknown") + (" with changes" if changed else "")
