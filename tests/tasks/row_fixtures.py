@@ -132,6 +132,7 @@ def made(folder: Path, name: str = "calc-1") -> dict[str, Any]:
         "fail_to_pass": ["tests/test_calc.py::test_double"],
         "pass_to_pass": [],
         "test_paths": ["tests"],
+        "own_modules": ["calc"],
         "test_command": "python -m pytest",
         "test_seconds": 1.0,
         "requirements": ["pytest<9"],

@@ -19,7 +19,7 @@ from tasks.made import MadeTask
 from tasks.r2e_gym import R2eTask
 from tasks.release_pair import ReleasePairTask
 from tasks.rows import choose
-from tasks.source import Entry, open_source, select
+from tasks.source import Entry, canonical, open_source, select
 from tasks.swe_bench_rows import SweRow
 from tests.tasks.hub_fake import FakeHub
 from tests.tasks.row_fixtures import PATCH, classic, fifth, made, r2e, write_lines
@@ -144,6 +144,26 @@ def test_what_decides_is_in_the_digest_and_nothing_else(tmp_path: Path) -> None:
         assert digest(classic(**{field: "x"})) != same
     assert digest(classic(PASS_TO_PASS=["a"])) != same
     assert digest(classic(eval_script="x")) != same
+
+
+def test_a_digest_does_not_depend_on_how_a_row_is_written(tmp_path: Path) -> None:
+    def mixed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: mixed(inner) for key, inner in reversed(value.items())}
+        return value
+
+    for row in (release_pair.read()[4].model_dump(mode="json"), fifth(), r2e()):
+        path = write_lines(tmp_path / "a.jsonl", [row])
+        digest = open_source(str(path)).entries[0].digest
+        assert open_source(str(write_lines(path, [mixed(row)]))).entries[0].digest == digest
+
+
+def test_a_field_that_a_row_does_not_use_is_not_in_its_digest() -> None:
+    """Else a field that a later version adds would make all results of before worthless."""
+    text = canonical(SweRow.model_validate(classic()))
+    assert "image" not in text
+    assert "eval_type" not in text
+    assert "base_commit" in text
 
 
 @pytest.mark.parametrize(
