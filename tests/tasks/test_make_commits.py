@@ -82,6 +82,7 @@ def test_a_tree_is_the_bytes_of_the_commit(repo: git.Repo, commit: Commit, tmp_p
         again, _ = history.archive(name, lambda path: True)
         some, _ = history.archive(name, lambda path: path.startswith("deep/"))
     assert packed == again
+    assert packed[4:8] == bytes(4)  # gzip's time
     assert members(packed) == {
         "tree/with space/a.py": (0o644, b"x\n"),
         "tree/ümlaut": (0o644, b"y"),
@@ -186,7 +187,7 @@ def test_worktrees_subfolders_submodules_and_the_callers_variables(
     repo.git.commit("-qm", "a submodule")
     other = git.Repo.init(tmp_path / "other")
     monkeypatch.setenv("GIT_DIR", str(other.git_dir))
-    monkeypatch.setenv("GIT_INDEX_FILE", "/nowhere")
+    monkeypatch.setenv("GIT_OBJECT_DIRECTORY", "/nowhere")
     for place in (folder / "sub", tmp_path / "worktree"):
         with commits.opened(place, name, "main") as (history, names):
             packed, left_out = history.archive(names[1], lambda path: True)

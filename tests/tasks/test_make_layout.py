@@ -84,6 +84,8 @@ def test_what_a_release_changed_in_its_modules(tmp_path: Path) -> None:
         "pkg/_version.py": "def parse(x): return 1\n",
         "pkg/data.bin": b"\0\1",
         "tests/test_a.py": "old",
+        "pkg/suite/b.py": "old",
+        "pkg/test_c.py": "old",
         "setup.py": "version='1.0'",
         "docs/conf.py": "x",
         "README.md": "1.0",
@@ -97,6 +99,8 @@ def test_what_a_release_changed_in_its_modules(tmp_path: Path) -> None:
         "pkg/_version.py": "def parse(x): return 2\n",
         "pkg/data.bin": b"\0\2",
         "tests/test_a.py": "new",
+        "pkg/suite/b.py": "new",
+        "pkg/test_c.py": "new",
         "setup.py": "version='1.1'",
         "docs/conf.py": "y",
         "README.md": "1.1",
@@ -104,7 +108,7 @@ def test_what_a_release_changed_in_its_modules(tmp_path: Path) -> None:
     }
     old, new = write(tmp_path / "old", common), write(tmp_path / "new", common | changed)
     (new / "pkg" / "gone.py").unlink()
-    kept, left_out = layout.module_changes(old, new, ".", ["tests"])
+    kept, left_out = layout.module_changes(old, new, ".", ["tests", "pkg/suite"])
     assert kept == ["pkg/_version.py", "pkg/a.py", "pkg/gone.py", "pkg/new.json"]
     assert left_out == [
         "pkg/__init__.py (tells the version)",
