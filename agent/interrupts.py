@@ -17,7 +17,10 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within this, the signals raise Interrupted in the main thread."""
+    """Within this, the signals raise Interrupted in the main thread.
+
+    A SIGHUP that is ignored, as `nohup` has it, stays ignored.
+    """
 
     def raise_interrupted(number: int, frame: FrameType | None) -> None:
         raise Interrupted(signal.Signals(number).name)
@@ -42,7 +45,8 @@ def _handled(handler: object) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         for number in _SIGNALS:
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            if number is not signal.SIGHUP or before[number] is not signal.SIG_IGN:
+                signal.signal(number, handler)  # type: ignore[arg-type]
         yield
     finally:
         for number, old in before.items():

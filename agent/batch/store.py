@@ -137,7 +137,10 @@ class Store:
 
     def note_session(self, facts: Mapping[str, Any]) -> None:
         """Add a start to the manifest."""
-        data = {"format": FORMAT, "sessions": [*self.sessions(), dict(facts)]}
+        self._write_manifest([*self.sessions(), dict(facts)])
+
+    def _write_manifest(self, sessions: list[dict[str, Any]]) -> None:
+        data = {"format": FORMAT, "sessions": sessions}
         text = json.dumps(data, indent=2, ensure_ascii=True) + "\n"
         write_atomic(self.folder / MANIFEST, text.encode())
 
@@ -158,6 +161,8 @@ class Store:
         handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             self._take(handle)
+            if not (self.folder / MANIFEST).exists():  # it says whose folder this is
+                self._write_manifest([])
             self.lock_fd = handle
             yield
         finally:

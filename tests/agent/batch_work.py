@@ -1,7 +1,7 @@
 """Work functions for tests of batches: no model, no sandbox, and a log of what was begun and ended.
 
-What an item does stands in its options, under "do", as a list with an entry for each try (the last
-one is repeated); `BATCH_LOG` names the log.
+What an item does is a list with an entry for each try (the last one is repeated). It stands in its
+options under "do", or by instance id in the JSON of `BATCH_DO`. `BATCH_LOG` names the log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def run_item(
     item: Item, folder: Path, tell: Callable[[Mapping[str, Any]], None], state: WorkerState
 ) -> dict[str, Any]:
     """Do what the item says, then resolve."""
-    script = item.options.get("do", ["resolve"])
+    given = json.loads(os.environ.get("BATCH_DO", "{}")).get(item.instance_id, ["resolve"])
+    script = item.options.get("do", given)
     tries = len(list(folder.parent.glob(f"{folder.name}.try-*")))
     do = script[min(tries, len(script) - 1)]
     assert not list(folder.iterdir())
@@ -59,8 +60,12 @@ def run_item(
         return {"verdict": {"resolved": False, "status": "error", "detail": "too long"}}
     if isinstance(do, (int, float)):
         time.sleep(do)
+    if isinstance(do, str) and do.startswith("until "):  # so many were begun
+        while Path(os.environ["BATCH_LOG"]).read_text().count('"start"') < int(do[6:]):
+            time.sleep(0.02)
     if do == "patch so far":
         try:
+            log("waits", item)
             time.sleep(60)
         except KeyboardInterrupt:
             (folder / "patch.diff").write_text("half\n")
@@ -79,5 +84,9 @@ def run_item(
         "totals": {"steps": 4, "tokens": 1000, "fed": 800, "evictions": 2, "peak_bytes": 1 << 20},
         "turns": [],
         "seconds": {"run": 60.0, "grade": 6.0},
-        "about": {"model": id(made), "threads": os.environ["OMP_NUM_THREADS"]},
+        "about": {
+            "model": id(made),
+            "threads": os.environ["OMP_NUM_THREADS"],
+            "gpu": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        },
     }
