@@ -22,8 +22,8 @@ def make(
         Path,
         typer.Option(
             metavar="FILE|DIR",
-            help="With --package a FILE.jsonl of rows, with --repo a folder (its rows are in "
-            "instances.jsonl); the instance is added.",
+            help="Where the instance is added. With --package a FILE.jsonl of rows; with --repo a "
+            "folder, which gets instances.jsonl and a folder of files for each instance.",
             rich_help_panel=_WHAT,
         ),
     ],
@@ -134,6 +134,10 @@ def make(
     that do not fit.
     """
     errors = Console(stderr=True)
+    if package and out.suffix != ".jsonl":
+        raise typer.BadParameter(
+            f"with --package it is a FILE.jsonl, not {out}", param_hint="--out"
+        )
     _check_options(package, old, new, repo, base, fix)
     with errors.status("loading"):
         from environments import SandboxError, choose, open_sandbox
@@ -160,12 +164,10 @@ def make(
         runs=runs,
         seconds=timeout,
     )
-    file = out if package else out / ROWS
-    kind: type[ReleasePair] | type[MadeRow] = ReleasePair if package else MadeRow
+    file = out if package or out.suffix == ".jsonl" else out / ROWS
 
     def check_id(name: str) -> None:
-        if not force:
-            refuse_taken(file, name, kind)
+        refuse_taken(file, name, ReleasePair if package else MadeRow, force=force)
 
     try:
         box = choose(sandbox).kind

@@ -230,14 +230,18 @@ def _from_commits(
     return Made(row, issue, found, tuple(notes), _about(found, wishes), files)
 
 
-def refuse_taken(out: Path, instance_id: str, kind: type[ReleasePair] | type[MadeRow]) -> None:
-    """TaskError if a file of rows cannot take an instance, or has one of that id."""
+def refuse_taken(
+    out: Path,
+    instance_id: str,
+    kind: type[ReleasePair] | type[MadeRow],
+    *,
+    force: bool = False,
+) -> None:
+    """TaskError if a file of rows cannot take an instance, or has one of that id and not `force`."""
     if out.suffix != ".jsonl":
         raise TaskError(f"{out}: a file of rows is named NAME.jsonl")
-    if instance_id in _rows(out, kind):
-        raise TaskError(
-            f"{out} has an instance {instance_id}; --force replaces it, --id names another"
-        )
+    if instance_id in _rows(out, kind) and not force:
+        raise TaskError(f"{out} has an instance {instance_id}; --force replaces it, --id renames")
 
 
 def write(instance: Made, out: Path, *, force: bool = False) -> None:
@@ -254,8 +258,7 @@ def write(instance: Made, out: Path, *, force: bool = False) -> None:
         raise TaskError(f"{row.instance_id}: a name of a file or test is not UTF-8") from error
     try:
         with locked(cache_dir("locks") / f"rows-{sha256(str(out.resolve()).encode())[:16]}"):
-            if not force:
-                refuse_taken(out, row.instance_id, type(row))
+            refuse_taken(out, row.instance_id, type(row), force=force)
             rows = _rows(out, type(row)) | {row.instance_id: text}
             for name, data in instance.files.items():
                 write_whole(out.parent / name, data)

@@ -497,8 +497,9 @@ def test_rows_are_added_and_replaced_only_when_asked(tmp_path: Path) -> None:
     assert out.read_bytes() == before
     assert json.loads(before.splitlines()[0])["runs"] == 2
     assert [path.name for path in out.parent.iterdir()] == ["pairs.jsonl"]
-    with pytest.raises(TaskError, match=r"NAME\.jsonl"):
-        write(pair(1), tmp_path / "pairs.json")
+    for force in (False, True):
+        with pytest.raises(TaskError, match=r"NAME\.jsonl"):
+            write(pair(1), tmp_path / "pairs.json", force=force)
     out.write_text("{}\n")
     with pytest.raises(TaskError, match="line 1 is no release pair"):
         write(pair(1), out)
@@ -559,6 +560,7 @@ def test_refusals_end_with_one_and_leave_nothing(
         (["--repo", "x", "--base", "1"], "--fix must be given"),
         (["--package", "x", "--from", "1", "--to", "2", "--base", "1"], "not both"),
         (["--package", "x", "--from", "1", "--to", "2", "--runs", "1"], "--runs"),
+        (["--package", "x", "--from", "1", "--to", "2", "--out", "y"], "it is a FILE.jsonl, not y"),
     ],
 )
 def test_options_that_do_not_fit_end_with_two(

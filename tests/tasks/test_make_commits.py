@@ -100,11 +100,11 @@ def test_a_tree_is_the_bytes_of_the_commit(repo: git.Repo, commit: Commit, tmp_p
 
 
 def test_settings_of_the_repository_run_nothing_and_change_nothing(
-    repo: git.Repo, commit: Commit, tmp_path: Path
+    repo: git.Repo, commit: Commit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(str(repo.working_tree_dir))
     first = commit({"a.py": "one $Id$ $Format:%H$\n", "hidden.txt": "kept\n"})
-    second = commit({"a.py": "two\n"})
+    second = commit({"a.py": "stays\ntwo\n"})
     trap = tmp_path / "trap.sh"
     trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\ncat\n")
     trap.chmod(0o755)
@@ -112,7 +112,7 @@ def test_settings_of_the_repository_run_nothing_and_change_nothing(
     for place in (folder / ".gitattributes", folder / ".git" / "info" / "attributes"):
         place.parent.mkdir(exist_ok=True)
         place.write_text(attributes + "hidden.txt export-ignore\n")
-    third = commit({"a.py": "three $Id$ $Format:%H$\n"})
+    third = commit({"a.py": "stays\nthree $Id$ $Format:%H$\n"})
     (folder / ".git" / "config").open("a").write(
         f"""
 [filter "evil"]
@@ -144,6 +144,8 @@ def test_settings_of_the_repository_run_nothing_and_change_nothing(
         (folder / ".git" / "hooks").mkdir(exist_ok=True)
         (folder / ".git" / "hooks" / hook).write_bytes(trap.read_bytes())
         (folder / ".git" / "hooks" / hook).chmod(0o755)
+    monkeypatch.setenv("GIT_EXTERNAL_DIFF", str(trap))
+    monkeypatch.setenv("GIT_DIFF_OPTS", "--unified=0")
     before = everything(folder)
     with commits.opened(folder, second, "main") as (history, names):
         assert names == [second, third]
@@ -154,10 +156,11 @@ def test_settings_of_the_repository_run_nothing_and_change_nothing(
     assert not (tmp_path / "ran").exists()
     assert everything(folder) == before
     assert left_out == []
-    assert members(packed)["tree/a.py"] == (0o644, b"three $Id$ $Format:%H$\n")
+    assert members(packed)["tree/a.py"] == (0o644, b"stays\nthree $Id$ $Format:%H$\n")
     assert "tree/hidden.txt" in members(packed)
     assert changed == [".gitattributes", "a.py"]
     assert b"diff --git a/a.py b/a.py" in patch
+    assert b"\n stays\n" in patch
     assert b"\n+three $Id$ $Format:%H$\n" in patch
 
 
@@ -187,7 +190,7 @@ def test_worktrees_subfolders_submodules_and_the_callers_variables(
     repo.git.commit("-qm", "a submodule")
     other = git.Repo.init(tmp_path / "other")
     monkeypatch.setenv("GIT_DIR", str(other.git_dir))
-    monkeypatch.setenv("GIT_OBJECT_DIRECTORY", "/nowhere")
+    monkeypatch.setenv("GIT_INDEX_FILE", "/nowhere")
     for place in (folder / "sub", tmp_path / "worktree"):
         with commits.opened(place, name, "main") as (history, names):
             packed, left_out = history.archive(names[1], lambda path: True)
