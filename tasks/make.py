@@ -237,7 +237,7 @@ def refuse_taken(
     *,
     force: bool = False,
 ) -> None:
-    """TaskError if a file of rows cannot take an instance, or has one of that id and not `force`."""
+    """TaskError if a file of rows cannot take an instance, or (not `force`) has one of that id."""
     if out.suffix != ".jsonl":
         raise TaskError(f"{out}: a file of rows is named NAME.jsonl")
     if instance_id in _rows(out, kind) and not force:
