@@ -8,6 +8,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from agent.batch.store import ERROR, FINISHED, Result, Store
 from agent.batch.summary import eviction_words, rows, summary
 from agent.batch.table import Board, show_summary
 from agent.interrupts import interruptible, uninterrupted
-from agent.progress import TerminalProgress
+from agent.progress import Silent, TerminalProgress
 from agent.report import git_commit, hardware, merged, versions
 from agent.run_options import OptionError, RunOptions
 from environments import choose
@@ -156,8 +157,7 @@ def _made(batch: _Batch, engine: Engine) -> tuple[dict[str, Any], int]:
     state = "failed"
     try:
         if len(done) < len(items):
-            with TerminalProgress(batch.console) as progress:
-                _prepare(request.work, batch.items[0].run_options(), progress)
+            _prepare(request.work, items[0].run_options(), None if batch.quiet else batch.console)
         board = Board(batch.console, items, done, workers=request.workers, quiet=batch.quiet)
         with board:
             carry_out(items, store, engine, request.work, board)
@@ -227,12 +227,13 @@ def _engine(
     return engine
 
 
-def _prepare(work: str, options: RunOptions, progress: TerminalProgress) -> None:
+def _prepare(work: str, options: RunOptions, console: Console | None) -> None:
     """What workers would otherwise all do at once, such as fetching the model: the function
-    `prepare` of the work's module, if it has one."""
-    module = importlib.import_module(_found(work, "--work").__module__)
-    prepare = getattr(module, "prepare", None)
-    if prepare is not None:
+    `prepare(options, progress)` of the work's module, if it has one."""
+    prepare = getattr(importlib.import_module(_found(work, "--work").__module__), "prepare", None)
+    if prepare is None:
+        return
+    with TerminalProgress(console) if console else nullcontext(Silent()) as progress:
         prepare(options, progress)
 
 

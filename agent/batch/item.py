@@ -131,16 +131,22 @@ def settled(options: RunOptions) -> RunOptions:
     """
     from environments import choose
 
-    update: dict[str, Any] = {"sandbox": choose(options.sandbox).kind}
-    if "auto" in (options.device, options.dtype):
-        from agent.models import choose_device, choose_precision
+    kind = choose(options.sandbox).kind
 
-        try:
-            where = choose_device(options.device)
-            update["dtype"] = choose_precision(options.dtype, where)
-        except ValueError as error:
-            raise OptionError(str(error)) from error
-        update["device"] = str(where)
+    import torch
+
+    from agent.models import choose_device, choose_precision
+
+    try:
+        auto = options.device == "auto"
+        where = choose_device() if auto else torch.device(options.device)
+        dtype = choose_precision(options.dtype, where)
+    except (ValueError, RuntimeError) as error:
+        raise OptionError(str(error).partition("\n")[0]) from error
+    # Asked for by count: to try it would take memory of it for as long as this process lives.
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise OptionError(f"--device {where}: there are {torch.cuda.device_count()} such devices")
+    update = {"sandbox": kind, "device": str(where), "dtype": dtype}
     return options.model_copy(update=update)
 
 
@@ -156,8 +162,8 @@ def config_data(options: RunOptions) -> dict[str, Any]:
     Raises OptionError and ModelError.
     """
     from agent import digests
-    from agent.models import resolve
     from agent.attempt import cache_config
+    from agent.models import resolve
 
     options = options.model_copy(update={"instance": options.instance or "any"})  # not the demo's
     model = resolve(options.model)

@@ -43,6 +43,8 @@ class Worker:
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._at_work = False
         self._stopping = False
+        self._told_last: Mapping[str, Any] = {}
+        self._told_at = 0.0
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         threading.Thread(target=self._listen, args=(commands,), daemon=True).start()
@@ -77,7 +79,7 @@ class Worker:
         try:
             self._at_work = True
             folder = self._store.fresh(item)
-            result = self._told(work(item, folder, self._tell, self._state))
+            result = self._settled(work(item, folder, self._tell, self._state))
         except KeyboardInterrupt:
             result = {"state": INTERRUPTED}
         except BaseException as error:  # whatever it was, the batch goes on
@@ -95,7 +97,7 @@ class Worker:
         state = str(self._store.write(item, {**data, **self._stamp})["state"])
         return state, spent or (state == ERROR and _uses_cuda())
 
-    def _told(self, found: Mapping[str, Any]) -> dict[str, Any]:
+    def _settled(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """The result with its state, which follows from how the run ended and was graded."""
         result = dict(found)
         verdict = result.get("verdict") or {}
@@ -113,7 +115,11 @@ class Worker:
         return result
 
     def _tell(self, data: Mapping[str, Any]) -> None:
-        self._say({"event": "tell", "data": {**data, "event": "tell"}})
+        told = {**data, "event": "tell"}
+        if told == self._told_last and time.monotonic() - self._told_at < 1:
+            return  # the same for every token
+        self._told_last, self._told_at = told, time.monotonic()
+        self._say({"event": "tell", "data": told})
 
     def _say(self, message: Mapping[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"

@@ -166,5 +166,6 @@ def test_auto_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.sandbox, found.device) == ("bubblewrap", "cpu")
     assert found.dtype in ("bfloat16", "int8", "float32")
     assert settled(found) == found
-    with pytest.raises(OptionError, match="half-ish"):
-        settled(options(dtype="half-ish"))
+    for wrong in ({"dtype": "half-ish"}, {"device": "toaster"}, {"device": "cuda:99"}):
+        with pytest.raises(OptionError, match=next(iter(wrong.values()))):
+            settled(options(**wrong))
