@@ -66,6 +66,7 @@ def run_item(
     if do == "patch so far":
         try:
             log("waits", item)
+            tell({"phase": "waiting"})
             time.sleep(60)
         except KeyboardInterrupt:
             (folder / "patch.diff").write_text("half\n")

@@ -241,7 +241,7 @@ def test_a_signal_from_elsewhere_is_an_error_of_that_try(store: Store, log: Path
     seen: list[int] = []
 
     def on_event(one: Item, event: Mapping[str, Any]) -> None:
-        if event.get("phase") == "work" and not seen:
+        if event.get("phase") == "waiting" and not seen:
             seen.append(entries(log, "start")[0]["pid"])
             os.kill(seen[0], signal.SIGTERM)
 
