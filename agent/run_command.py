@@ -36,6 +36,7 @@ from environments import Choice, choose, open_sandbox
 from tasks import Task, Verdict, release_pair
 from tasks.image import ImageTask
 from tasks.repo import RepoTask, read_issue
+from tasks.source import PAIRS, open_source
 
 _FAILED = (ExitReason.ERROR, ExitReason.SANDBOX_LOST)
 
@@ -89,7 +90,8 @@ def make_task(options: RunOptions) -> Task:
         return ImageTask(options.image, issue, test_command=options.test_command)
     instance_id, file = release_pair.parse_ref(options.instance or DEMO_INSTANCE)
     kind = options.sandbox
-    return release_pair.load(instance_id, file, open_sandbox=lambda spec: open_sandbox(spec, kind))
+    source = open_source(str(file) if file else PAIRS)
+    return source.find(instance_id).task(lambda spec: open_sandbox(spec, kind))
 
 
 def _kind(options: RunOptions) -> str:

@@ -178,7 +178,7 @@ def test_schedules_are_chunks_for_one_cache_and_ends_for_fresh_ones(method: str)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--instance", "nothing-1.0"], "no instance"),
+        (["--instance", "nothing-1.0"], "no such instance: nothing-1.0"),
         (["--repo", "/no/such", "--issue", "x"], "not a folder"),
         (["--sandbox", "chroot"], "unknown sandbox"),
     ],
