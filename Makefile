@@ -2,12 +2,13 @@
 # make test   set up, then run the tests
 # make check  set up, then lint, types and tests
 # make oracles  fetch kvpress (1 MB), with which the tests marked `oracle` compare
+# make oracles-swebench  fetch the official harness of SWE-bench (490 MB) for those that are slow
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check lint setup oracles clean
+.PHONY: demo test check lint setup oracles oracles-swebench clean
 
 setup: $(VENV)/.installed
 
@@ -22,6 +23,13 @@ oracles: .oracles/.installed
 .oracles/.installed: tests/cache/oracles.txt | setup
 	rm -rf .oracles
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --target .oracles -r $<
+	@touch $@
+
+oracles-swebench: .oracles-swebench/.installed
+
+.oracles-swebench/.installed: tests/tasks/oracles.txt
+	$(PYTHON) -m venv --clear .oracles-swebench
+	.oracles-swebench/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 demo: setup

@@ -45,14 +45,13 @@ def _pytest(log: str) -> Found:
 
 
 def _pytest_options(log: str) -> Found:
-    """The same, where a parameter that is an absolute path counts by its last part only."""
+    """The same; parameters end at the last bracket, absolute paths count by their last part."""
     for test, status in _pytest(log):
         name, bracket, rest = test.partition("[")
         option, closing, _ = rest.rpartition("]")
-        path = option.startswith("/") and not option.startswith("//") and "*" not in option
-        if bracket and closing and path:
-            test = f"{name}[/{option.rpartition('/')[2]}]"
-        yield test, status
+        if option.startswith("/") and not option.startswith("//") and "*" not in option:
+            option = f"/{option.rpartition('/')[2]}"
+        yield (f"{name}[{option}]" if bracket and closing else test), status
 
 
 def _pytest_whole(log: str) -> Found:
@@ -96,7 +95,8 @@ _DJANGO_ENDS = {" ... ok": "PASSED", " ... OK": "PASSED", " ...  OK": "PASSED"} 
     " ... FAIL": "FAILED",
     " ... ERROR": "ERROR",
 }
-_DJANGO_MIGRATION = "Applying sites.0002_alter_domain_unique..."  # printed before a test's own line
+_DJANGO_TEST = "test_no_migrations"  # a migration's line comes before its own
+_DJANGO_MIGRATION = "Applying sites.0002_alter_domain_unique..."
 _DJANGO_DOTTED = "--version is equivalent to version"  # a test whose output comes before its result
 
 
@@ -114,7 +114,7 @@ def _django(log: str) -> Found:
         words = line.split()
         if end and len(line) > len(end):
             name = line.removesuffix(end)
-            if _DJANGO_ENDS[end] == "PASSED":
+            if _DJANGO_ENDS[end] == "PASSED" and name.startswith(_DJANGO_MIGRATION + _DJANGO_TEST):
                 name = name.removeprefix(_DJANGO_MIGRATION)
             yield name, _DJANGO_ENDS[end]
         elif " ... skipped" in line:

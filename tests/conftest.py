@@ -1,9 +1,9 @@
 """What all tests share: sandboxes of both kinds, and what happens where something is missing.
 
 A test marked `docker` is skipped where no Docker engine answers, unless NEXUS_REQUIRE_DOCKER=1:
-then it fails. So is one marked `oracle` where `make oracles` was not run, unless
-NEXUS_REQUIRE_ORACLES=1. The fixtures `sandbox`, `shared_sandbox` and `open_box` run a test once for
-each kind, `one_sandbox` with the cheaper kind only.
+then it fails. So is one marked `oracle` where `make oracles` was not run (`oracle("swebench")`:
+`make oracles-swebench`), unless NEXUS_REQUIRE_ORACLES=1. The fixtures `sandbox`, `shared_sandbox`
+and `open_box` run a test once for each kind, `one_sandbox` with the cheaper kind only.
 """
 
 from __future__ import annotations
@@ -58,8 +58,12 @@ def _bubblewrap_error() -> str | None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("docker") and (error := _docker_error()):
         _skip_or_fail("NEXUS_REQUIRE_DOCKER", error)
-    if item.get_closest_marker("oracle") and not (ORACLES / ".installed").is_file():
-        _skip_or_fail("NEXUS_REQUIRE_ORACLES", f"there is no {ORACLES}: run `make oracles`")
+    if marker := item.get_closest_marker("oracle"):
+        name = "".join(f"-{arg}" for arg in marker.args)
+        folder = ORACLES.with_name(ORACLES.name + name)
+        if not (folder / ".installed").is_file():
+            error = f"there is no {folder}: run `make oracles{name}`"
+            _skip_or_fail("NEXUS_REQUIRE_ORACLES", error)
 
 
 def _skip_or_fail(variable: str, error: str) -> None:

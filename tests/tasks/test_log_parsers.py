@@ -59,6 +59,7 @@ def test_a_parameter_that_is_a_path_counts_by_its_last_part() -> None:
     }
     for kept in ("[//host/x]", "[/a/*/b]", "[a/b]", "[/a", "/a/b", ""):
         assert read("pytest_options", f"PASSED t.py::t{kept}") == {f"t.py::t{kept}": "passed"}
+    assert read("pytest_options", "PASSED t.py::t[]-b c]") == {"t.py::t[]": "passed"}
 
 
 def test_whole_ids_and_statuses_at_the_end_of_a_line() -> None:
@@ -102,7 +103,8 @@ DJANGO = """\
 Testing against Django installed in '/testbed/django' with up to 2 processes
 Creating test database for alias 'default'...
   Applying auth.0001_initial... OK
-  Applying sites.0002_alter_domain_unique...test_first (a.tests.A) ... ok
+  Applying sites.0002_alter_domain_unique...test_no_migrations (a.tests.A) ... ok
+  Applying sites.0002_alter_domain_unique...test_other (a.tests.A) ... ok
 test_plain (a.tests.A) ... ok
 test_doc (a.tests.A)
 The first line of a docstring. ... ok
@@ -126,7 +128,8 @@ FAILED (failures=1, errors=1, skipped=1, expected failures=1)
 
 def test_django_runner() -> None:
     assert read("django", DJANGO) == {
-        "test_first (a.tests.A)": "passed",
+        "test_no_migrations (a.tests.A)": "passed",
+        "Applying sites.0002_alter_domain_unique...test_other (a.tests.A)": "passed",
         "test_plain (a.tests.A)": "passed",
         "The first line of a docstring.": "passed",
         "test_skipped (a.tests.A)": "skipped",
