@@ -79,7 +79,7 @@ class Analysis:
     growth: tuple[Growth, ...]
     instances: tuple[str, ...]
     notes: tuple[str, ...]
-    groups: tuple[tuple[str, tuple[Run, ...]], ...]  # runs by row, for plots
+    groups: tuple[tuple[str, tuple[Run, ...]], ...]  # runs by row, errors among them
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def analyse(runs: Iterable[Run], expected: Sequence[Expected] | None = None) -> 
         growth=_growth(groups),
         instances=tuple(instances),
         notes=(*notes, *_notes(rows, groups)),
-        groups=tuple((group.name, group.done) for group in groups),
+        groups=tuple((group.name, group.runs) for group in groups),
     )
 
 

@@ -78,7 +78,7 @@ def _resolved(figure: Figure, analysis: Analysis, paper: Paper) -> bool:
     axes.plot([], [], "ko", label=f"here: {len(analysis.instances)} instances, 95 % interval")
     axes.set(xlim=(-0.02, 1.02), xlabel="Pass@1", yticks=range(len(rows)))
     axes.set_yticklabels([f"{row.name}  ({row.resolved} of {row.graded})" for row, _ in rows])
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # the first row on top
     axes.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside lower center", fontsize="small", frameon=False)
     return True
@@ -112,8 +112,9 @@ def _panels(
 ) -> bool:
     """Lines over turns: a row of panels for each quantity, a column for each protocol."""
     protocols: dict[str, dict[str, tuple[Run, ...]]] = {}
-    for name, runs in analysis.groups:
-        if any(run.turns for run in runs):
+    for name, every in analysis.groups:
+        runs = tuple(run for run in every if run.turns and run.ending != "error")
+        if runs:
             protocols.setdefault(runs[0].cell.protocol, {})[name] = runs
     if not protocols:
         return False

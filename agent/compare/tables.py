@@ -24,54 +24,72 @@ from agent.trajectory import write_atomic
 REPORT, CSV, MARKDOWN = "report.json", "comparison.csv", "comparison.md"
 FORMAT = 1
 _NOTHING = "–"
+_WIDE = 140  # columns of a terminal from which on names fit on one line
 _WIDTH = 240  # of the Markdown: no cell is broken
 
 
-def outcome_table(analysis: Analysis, paper: Paper, style: box.Box = box.SIMPLE_HEAD) -> Table:
-    """What was resolved, and whether that differs from dense and from Nexus."""
-    table = Table(box=style, pad_edge=False)
+def outcome_table(
+    analysis: Analysis, paper: Paper, style: box.Box = box.SIMPLE_HEAD, *, stacked: bool = False
+) -> Table:
+    """What was resolved, and whether that differs from dense and from Nexus. `stacked`: names of
+    rows take several lines."""
+    table = Table(box=style, pad_edge=False, collapse_padding=True)
     for title in ("configuration", "resolved", "Pass@1 [95 %]", *_reference_titles()):
         table.add_column(title, no_wrap=title == "configuration")
-    table.add_column("evictions", justify="right")
     table.add_column(f"paper, of {paper.n}*", justify="right")
     for row in analysis.rows:
         theirs = paper.resolved(row.cell)
         table.add_row(
-            Text(row.name),
+            Text(_name(row, stacked)),
             Text(resolved_words(row)),
             Text(estimate_words(row.pass_at_1)),
             *(Text(paired_words(row.against[name])) for name in REFERENCES),
-            _number(row.evictions, 1),
             Text(_NOTHING if theirs is None else str(theirs), "dim"),
         )
     return table
 
 
-def cost_table(analysis: Analysis, style: box.Box = box.SIMPLE_HEAD) -> Table:
-    """What a run cost: means of tokens and bytes, and seconds of one turn."""
-    table = Table(box=style, pad_edge=False)
+def memory_table(
+    analysis: Analysis, style: box.Box = box.SIMPLE_HEAD, *, stacked: bool = False
+) -> Table:
+    """What a run took in tokens and bytes: means over runs."""
+    table = Table(box=style, pad_edge=False, collapse_padding=True)
     table.add_column("configuration", no_wrap=True)
-    titles = (
+    for title in (
         "turns",
         "tokens fed",
-        "peak tokens",
+        "peak",
         "peak MiB",
-        "resident tokens",
+        "resident",
         "resident MiB",
-        *(f"{'tools' if phase == 'tool' else phase} s/turn" for phase in PHASES),
-        "s/turn, each turn",
-    )
-    for title in titles:
+        "times evicted",
+    ):
         table.add_column(title, justify="right")
     for row in analysis.rows:
         table.add_row(
-            Text(row.name),
+            Text(_name(row, stacked)),
             _number(row.turns, 1),
             _number(row.fed),
             _number(row.peak_tokens),
             _mib(row.peak_bytes),
             _number(row.resident_tokens),
             _mib(row.resident_bytes),
+            _number(row.evictions, 1),
+        )
+    return table
+
+
+def time_table(
+    analysis: Analysis, style: box.Box = box.SIMPLE_HEAD, *, stacked: bool = False
+) -> Table:
+    """What a turn took in seconds: means over turns, and how that grows."""
+    table = Table(box=style, pad_edge=False, collapse_padding=True)
+    table.add_column("seconds per turn", no_wrap=True)
+    for title in (*("tools" if phase == "tool" else phase for phase in PHASES), "more each turn"):
+        table.add_column(title, justify="right")
+    for row in analysis.rows:
+        table.add_row(
+            Text(_name(row, stacked)),
             *(_number(row.seconds[phase], 2) for phase in PHASES),
             slope_words(row.growth),
         )
@@ -80,10 +98,10 @@ def cost_table(analysis: Analysis, style: box.Box = box.SIMPLE_HEAD) -> Table:
 
 def growth_table(analysis: Analysis, style: box.Box = box.SIMPLE_HEAD) -> Table:
     """How a turn's time grows from turn to turn, by protocol."""
-    table = Table(box=style, pad_edge=False)
-    for title in ("protocol", "cache"):
+    table = Table(box=style, pad_edge=False, collapse_padding=True)
+    for title in ("seconds more each turn", "cache"):
         table.add_column(title)
-    for title in ("prefill + decode + eviction", "prefill alone", "turns", "runs"):
+    for title in ("without tools", "prefill alone", "turns", "runs"):
         table.add_column(title, justify="right")
     for line in analysis.growth:
         fit = line.seconds
@@ -113,9 +131,9 @@ def caption(analysis: Analysis, paper: Paper) -> list[str]:
         + ".",
         "+a −b: runs resolved by this row alone and by the other alone; p: exact McNemar test, "
         "two-sided.",
-        "Resident: the most held after a turn; peak: at any time. Both are means over runs.",
-        "The last column of times: seconds a turn takes longer than the one before (least squares "
-        "from turn 2 on, each run with its own intercept).",
+        "Resident: the most tokens held after a turn; peak: at any time; means over runs.",
+        "More each turn: seconds that a turn takes longer than the one before it, tools left out "
+        "(least squares from turn 2 on, each run with its own intercept; n turns).",
         f"* {paper.label} ({paper.source}). Another model, other tasks and another size of cache "
         "than here: not to be compared number by number.",
     ]
@@ -126,7 +144,13 @@ def caption(analysis: Analysis, paper: Paper) -> list[str]:
 
 def show(console: Console, analysis: Analysis, paper: Paper) -> None:
     """All of it in the terminal."""
-    for table in (outcome_table(analysis, paper), cost_table(analysis), growth_table(analysis)):
+    stacked = console.width < _WIDE
+    for table in (
+        outcome_table(analysis, paper, stacked=stacked),
+        memory_table(analysis, stacked=stacked),
+        time_table(analysis, stacked=stacked),
+        growth_table(analysis),
+    ):
         console.print(table)
     for line in caption(analysis, paper):
         console.print(Text(line), highlight=False)
@@ -139,7 +163,8 @@ def markdown(analysis: Analysis, paper: Paper) -> str:
     style = box.MARKDOWN
     for table in (
         outcome_table(analysis, paper, style),
-        cost_table(analysis, style),
+        memory_table(analysis, style),
+        time_table(analysis, style),
         growth_table(analysis, style),
     ):
         console.print(table)
@@ -294,6 +319,10 @@ def paired_words(pair: Paired | None) -> str:
 
 def slope_words(fit: Slope | None) -> str:
     return _NOTHING if fit is None else f"{fit.per_turn:+.2f} (n={fit.n})"
+
+
+def _name(row: Row, stacked: bool) -> str:
+    return row.name.replace("/", "\n") if stacked else row.name
 
 
 def _reference_titles() -> Iterable[str]:
