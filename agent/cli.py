@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from agent import flags
+from agent.cli_compare import compare
+from agent.cli_eval import evaluate
 from agent.cli_images import images_app
 from agent.cli_models import models_app
 from agent.cli_tasks import tasks_app
@@ -33,6 +35,8 @@ app.add_typer(models_app, name="models")
 app.add_typer(images_app, name="images")
 app.add_typer(tasks_app, name="tasks")
 app.command("doctor")(doctor)
+app.command("eval")(evaluate)
+app.command("compare")(compare)
 
 _TASK = "What to work on"
 
