@@ -18,7 +18,13 @@ from pairwise import Case, all_pairs, pairs, wanted_pairs
 from cache import EvictingCache, load_snapshot, preset, preset_names, save_snapshot
 from cache.config import Phase
 
-BUDGET = 48
+BUDGETS: dict[str, dict[str, Any]] = {
+    "tokens": {"kind": "tokens", "tokens": 48},
+    **{
+        base: {"kind": "density", "density": share, "density_base": base, "min_free": 1}
+        for base, share in (("seen", 0.5), ("present", 0.7), ("first_prompt", 0.6))
+    },
+}
 TURNS = turns_of((61, 9), (30, 11), seed=8)
 METHODS = [
     name
@@ -36,6 +42,7 @@ OPTIONS: dict[str, list[Any]] = {
     "snapshot": [False, True],
     "fork": [False, True],
     "block_size": [1, 4, 8],
+    "budget": list(BUDGETS),
 }
 
 
@@ -72,13 +79,15 @@ def config_of(case: Case) -> Any:
         "scope": case["scope"],
         "prefill_eviction": case["prefill_eviction"],
         "block_size": case["block_size"],
-        "budget": {"kind": "tokens", "tokens": BUDGET},
+        "budget": BUDGETS[case["budget"]],
         "recent": 8,
     }
     if name in ("nexus", "topk"):
         changes["heads"] = case["heads"]
     if getattr(preset(name), "window", 0):
         changes["window"] = 6
+    if name == "streaming_llm":
+        changes["sinks"] = 2
     return preset(name, **changes)
 
 
@@ -138,9 +147,9 @@ def forked(model: Any, cache: EvictingCache) -> EvictingCache:
 def live(
     model: Any, config: Any, passes: list[Pass], middle: Callable[[EvictingCache], EvictingCache]
 ) -> Run:
-    """Run one cache through `passes`, check it after each, and swap it half-way."""
+    """Run one cache through `passes`, check what it holds after each, and swap it half-way."""
     out = Run(EvictingCache(model, config, record_kept=True))
-    parts = []
+    parts, held = [], []
     for number, (ids, phase, last) in enumerate(passes):
         if number == len(passes) // 2:
             out.cache = middle(out.cache)
@@ -148,29 +157,42 @@ def live(
         out.cache.evict(phase, last_chunk=last)
         out.ids += ids
         out.passes.append((phase, len(ids), last))
-        check_budget(config, out)
+        held.append(out.cache.resident)
         assert out.cache.seen == len(out.ids)
     out.logits = torch.cat(parts)
+    assert held == expected_residents(config, out.passes)
+    if config.budget.kind == "tokens":
+        check_budget(config, out.passes, held)
     return out
 
 
-def check_budget(config: Any, out: Run) -> None:
-    """Right after a pass and what `evict` made of it."""
-    phase, _, last = out.passes[-1]
-    size, held = config.block_size, out.cache.resident
-    blocks = BUDGET // size
-    if phase == "prefill":
-        if last or config.prefill_eviction == "chunk":
-            assert math.ceil(held / size) <= blocks
-    elif config.scope == "prefill+decode":
-        assert held < (blocks + 1) * size
-    else:  # grows by what was decoded, and by nothing else
-        assert held <= blocks * size + decoded_since_prompt(out)
+def expected_residents(config: Any, passes: list[tuple[str, int, bool]]) -> list[int]:
+    """Tokens held per layer and head after each pass and what was then evicted."""
+    due = {
+        (each.seen, each.phase): each.count for each in oracles.expected_schedule(config, passes)
+    }
+    size, seen, held, out = config.block_size, 0, 0, []
+    for phase, tokens, _ in passes:
+        seen, held = seen + tokens, held + tokens
+        if (seen, phase) in due:
+            held = due[seen, phase] * size - -seen % size
+        out.append(held)
+    return out
 
 
-def decoded_since_prompt(out: Run) -> int:
-    phases = [phase for phase, _, _ in out.passes]
-    return len(list(itertools.takewhile(lambda phase: phase == "decode", reversed(phases))))
+def check_budget(config: Any, passes: list[tuple[str, int, bool]], held: list[int]) -> None:
+    """A number of tokens is kept to at once, or it is said how far it is not."""
+    size = config.block_size
+    blocks, decoded = config.budget.tokens // size, 0
+    for (phase, _, last), tokens in zip(passes, held, strict=True):
+        decoded = decoded + 1 if phase == "decode" else 0
+        if phase == "prefill":
+            if last or config.prefill_eviction == "chunk":
+                assert math.ceil(tokens / size) <= blocks
+        elif config.scope == "prefill+decode":
+            assert tokens < (blocks + 1) * size
+        else:  # grows by what was decoded, and by nothing else
+            assert tokens <= blocks * size + decoded
 
 
 def check(case: Case, folder: Path) -> None:
@@ -195,12 +217,18 @@ def check(case: Case, folder: Path) -> None:
         assert bool(torch.isfinite(result.logits).all())
         logits, _ = replayed(tiny(case["model"]), result)
         torch.testing.assert_close(result.logits, logits, atol=1e-4, rtol=0)
+        if case["snapshot"] or case["fork"]:  # as if nothing had been copied
+            undisturbed = live(model, config, passes, lambda cache: cache)
+            assert result.kept == undisturbed.kept
+            assert torch.equal(result.logits, undisturbed.logits)
 
 
 def name_of(case: Case) -> str:
     flags = [name for name in ("snapshot", "fork") if case[name]]
     named = ("method", "heads", "scope", "protocol", "model", "chunk", "prefill_eviction")
-    return "-".join([*(str(case[name]) for name in named), f"b{case['block_size']}", *flags])
+    return "-".join(
+        [*(str(case[name]) for name in named), f"b{case['block_size']}", case["budget"], *flags]
+    )
 
 
 @pytest.mark.parametrize("case", PAIRWISE, ids=name_of)

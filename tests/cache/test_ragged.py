@@ -301,6 +301,7 @@ def test_bytes_fall_with_the_cut(name: str) -> None:
 
 def started(name: str, model: Any, **changes: Any) -> EvictingCache:
     cache = EvictingCache(model, config_of(name, **changes))
+    cache.pin(8, 10)
     generate(model, random_ids(50, seed=1), cache, max_new_tokens=9, chunk=16)
     assert cache.stats.evictions > 0
     return cache
@@ -313,17 +314,21 @@ def go_on(cache: EvictingCache, model: Any) -> tuple[list[int], list[Any], list[
     return ids, logits.tolist(), [cache.kept_blocks().tolist(), cache.lengths.tolist()]
 
 
+@pytest.mark.parametrize("budget", ["tokens", "density"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_copies_go_on_with_the_same_ids(name: str, tmp_path: Path) -> None:
+def test_copies_go_on_with_the_same_ids(name: str, budget: str, tmp_path: Path) -> None:
     model = tiny("llama-g3-kv2")
-    cache = started(name, model)
+    changes: dict[str, Any] = {}
+    if budget == "density":
+        changes["budget"] = {"kind": "density", "density": 0.5, "density_base": "first_prompt"}
+    cache = started(name, model, **changes)
     twin = cache.fork()
     generate(model, random_ids(40, seed=9), twin, max_new_tokens=5, chunk=8)  # elsewhere
     twin.close()
     other = cache.fork()
     save_snapshot(cache, tmp_path / "cache.st")
     loaded = load_snapshot(tmp_path / "cache.st", model)
-    expected = go_on(started(name, model), model)
+    expected = go_on(started(name, model, **changes), model)
     assert go_on(cache, model) == expected
     assert go_on(other, model) == expected
     assert go_on(loaded, model) == expected
