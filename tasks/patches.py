@@ -79,7 +79,7 @@ def apply_in_sandbox(
         why = _why(done.text)
         if any(reason in why for reason in _FORBIDDEN):
             raise PatchRefused(f"the patch does not apply: {why}")
-        merged = _merged(box, patch, f"{scratch}/index") if three_way else b""
+        merged = _merged(box, patch, f"{scratch}/merged") if three_way else b""
         fits = merged and box.run([*git, *_APPLY, "-"], env=_ENV, stdin=merged).exit_code == 0
         if not fits and not _apply_loosely(box, patch):
             raise PatchRefused(f"the patch does not apply: {why}")

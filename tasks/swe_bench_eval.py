@@ -129,7 +129,9 @@ def _recorder(box: Sandbox, exam: Evaluation) -> tuple[Recorder | None, dict[str
         env=env,
         stdin=trial.stdin,
     )
-    return placed() if done.exit_code == 0 and trial.read(box).root else (None, {})
+    loaded = done.exit_code == 0 and trial.read(box).root
+    box.run(["rm", "-rf", trial.folder])
+    return placed() if loaded else (None, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +146,14 @@ class _Run:
 
 
 def _run(box: Sandbox, exam: Evaluation, recorder: Recorder | None, env: Mapping[str, str]) -> _Run:
+    """Run the script with its markers numbered; only its test command reads the plugin's line."""
     number = secrets.token_hex(8)
     script = exam.script
+    if recorder is not None:
+        lines = script.split("\n")
+        first = next(n for n, line in enumerate(lines) if START in line)
+        lines.insert(first + 1, "exec 0<&9 9<&-")
+        script = "\n".join(["exec 9<&0 </dev/null", *lines])
     for mark in (START, END, EXIT_CODE):
         script = script.replace(mark, f"{mark} {number}")
     path = f"/tmp/{secrets.token_hex(12)}.sh"

@@ -221,7 +221,7 @@ def eval_script(
 
 def pytest_command(script: str) -> str:
     """The one command between the markers, if it runs pytest; else an empty string."""
-    lines = script.splitlines()
+    lines = script.split("\n")
     first = next((n for n, line in enumerate(lines) if START in line), None)
     last = next((n for n, line in enumerate(lines) if END in line), None)
     if first is None or last is None:

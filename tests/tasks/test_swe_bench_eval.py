@@ -26,6 +26,7 @@ WRONG = "def double(x):\n    return x\n"
 RIGHT = "def double(x):\n    return 2 * x\n"
 OLD_TEST = "from mod import double\n\n\ndef test_old():\n    assert double(0) == 0\n"
 NEW_TEST = """\
+# a form feed: \x0c; it ends no line
 import pytest
 from mod import double
 
@@ -98,7 +99,8 @@ def test_patch(repo: git.Repo) -> str:
 
 @pytest.fixture
 def exam(test_patch: str) -> Evaluation:
-    script = eval_script("pallets/flask", "2.0", "HEAD", test_patch, activate=(), install="true")
+    # an installation that reads what it is given
+    script = eval_script("pallets/flask", "2.0", "HEAD", test_patch, activate=(), install="cat")
     return Evaluation(
         script=script.replace("cd /testbed", "cd /workspace"),
         parser=PARSERS["parse_log_pytest"],
