@@ -237,7 +237,7 @@ def _row(group: _Group, groups: Sequence[_Group], wanted: Sequence[tuple[str, in
         exits=_counts(run.exit for run in done),
         pass_at_1=pass_at_1(outcomes),
         against={name: _against(group, _reference(group, groups, name)) for name in REFERENCES},
-        turns=mean(len(run.turns) for run in done),
+        turns=mean(run.totals.get("steps", len(run.turns)) for run in done),
         fed=_total(done, "fed"),
         sampled=_total(done, "sampled"),
         evictions=_total(done, "evictions"),

@@ -23,7 +23,6 @@ from agent.compare.runs import ResultError, read_results
 from agent.compare.tables import REPORT, report, write
 from agent.eval_command import Request, _engine, _prepare
 from agent.interrupts import interruptible, uninterrupted
-from agent.progress import TerminalProgress
 from agent.report import git_commit, hardware, versions
 from agent.trajectory import write_atomic
 
@@ -114,8 +113,8 @@ def run(
             done = store.finished(items)
             try:
                 if len(done) < len(items):
-                    with TerminalProgress(console) as progress:
-                        _prepare(request.work, items[0].run_options(), progress)
+                    shown = None if quiet else console
+                    _prepare(request.work, items[0].run_options(), shown)
                 workers = request.workers
                 with Board(console, items, done, workers=workers, quiet=quiet) as board:
                     carry_out(items, store, engine, request.work, board)
@@ -148,10 +147,14 @@ def compared(folder: Path, *, plots: bool = True) -> Compared:
     if not runs:
         raise ResultError(f"{folder} holds no result yet")
     analysis = analyse(runs, asked.expected if asked else None)
+    made = _made(folder)
+    if len(made["models"]) > 1:
+        note = "runs were made with different models, files of a model, precisions or devices"
+        analysis = replace(analysis, notes=(*analysis.notes, note))
     if len({_machine(session) for session in sessions}) > 1:
         note = "runs were made on several machines or with other numbers of threads or workers: "
         analysis = replace(analysis, notes=(*analysis.notes, note + "times differ for that too"))
-    about = _about(asked, sessions)
+    about = {**_about(asked, sessions), **made}
     files = write(folder, analysis, paper(), about, REPORT if asked else OTHER_REPORT)
     warning = ""
     if plots:
@@ -174,6 +177,27 @@ def _about(asked: Asked | None, sessions: Sequence[Mapping[str, Any]]) -> dict[s
             "seeds": sorted({cell.seed for cell in cells}),
         }
     return {**about, "sessions": [dict(session) for session in sessions]}
+
+
+def _made(folder: Path) -> dict[str, Any]:
+    """What the runs' own reports say of model and cache: each model (with the sum of its file),
+    and the full config of each cell."""
+    store = Store(folder)
+    models: list[Any] = []
+    caches: dict[str, Any] = {}
+    for result in store.results():
+        item = Item.model_validate(result["item"])
+        try:
+            text = (store.folder_of(item) / "report.json").read_text(encoding="utf-8")
+            report = json.loads(text)
+        except (OSError, ValueError):
+            continue  # an error that came before
+        if report.get("model") and report["model"] not in models:
+            models.append(report["model"])
+        if report.get("cache"):
+            aware = {"query_aware": report.get("query_aware")}
+            caches.setdefault(item.cell or "run", {**report["cache"], **aware})
+    return {"models": models, "caches": caches}
 
 
 def _machine(session: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,13 @@ from click.testing import Result
 from made_results import plain_item, result
 from typer.testing import CliRunner
 
+from agent.batch.item import Item
 from agent.batch.store import Store
 from agent.cli_compare import compare
 from agent.compare import grid as grid_module
 from agent.run_options import RunOptions
 
+HERE = Path(__file__).parent
 app = typer.Typer()
 app.command()(compare)
 TASKS = ("--ids", "tinydb-4.8.2,cachetools-7.1.8")
@@ -210,6 +213,40 @@ def test_without_matplotlib_tables_are_written_and_it_says_so(
     assert "pip install 'nexus-agent[plots]'" in said.stderr
     assert table(tmp_path / "cmp")
     assert not list((tmp_path / "cmp").glob("*.png"))
+
+
+def test_the_report_names_models_and_full_configs(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "cmp"
+    run(*SMALL, "--out", out)
+    store = Store(out)
+    for number, found in enumerate(store.results()):
+        item = Item.model_validate(found["item"])
+        data = {"model": {"name": "m", "sha256": "1" if number else "0"}, "cache": {"sinks": 2}}
+        (store.folder_of(item) / "report.json").write_text(json.dumps(data))
+    run("--report", out)
+    report = json.loads((out / "report.json").read_text())
+    assert [model["sha256"] for model in report["models"]] == ["0", "1"]
+    assert set(report["caches"]) == set(report["cells"])
+    assert all(config["sinks"] == 2 for config in report["caches"].values())
+    assert any("different models" in note for note in report["notes"])
+
+
+def test_the_local_engine_makes_the_runs(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real worker processes; the work is scripted."""
+    paths = [str(HERE.parents[2]), str(HERE.parent)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("BATCH_LOG", str(tmp_path / "log"))
+    out = tmp_path / "cmp"
+    words = (*SMALL, "--out", str(out), "--no-plots", "--work", "batch_work:run_item")
+    said = CliRunner().invoke(app, list(words))
+    assert said.exit_code == 0, said.output
+    assert {name: row["resolved"] for name, row in table(out).items()} == {
+        "dense/true_eviction": "2",
+        "nexus/true_eviction/prefill+decode/b768": "2",
+    }
+    assert table(out)["dense/true_eviction"]["turns"] == "4.0"
 
 
 def test_times_of_several_machines_are_said_to_be_so(run: Run, tmp_path: Path) -> None:
