@@ -9,7 +9,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from environments.base import SandboxError
+from environments.base import Sandbox, SandboxError, SandboxSpec
 from tasks.instance import SandboxOpener, Task, TaskError, Verdict
 from tasks.predictions import write_whole
 from tasks.source import Entry
@@ -62,25 +64,65 @@ def validate(
     """Grade the reference and a patch that changes nothing, for every entry, `workers` at a time.
 
     They come in the order in which they are done. What fails is told in the `Validation`; nothing
-    is raised for one entry. When the caller stops, entries not begun are dropped.
+    is raised for one entry. When the caller stops, entries not begun are dropped, and the sandboxes
+    of the others are closed under them.
     """
     if workers < 1:
         raise ValueError(f"workers is {workers}; at least one is needed")
+    opener = _Openings(open_sandbox or _default_opener())
     waiting = iter(entries)
     running: set[Future[Validation]] = set()
 
     def work(entry: Entry) -> Validation:
         on_start(entry)
-        return validate_one(entry, open_sandbox, sandbox=sandbox)
+        return validate_one(entry, opener, sandbox=sandbox)
 
     with ThreadPoolExecutor(workers, thread_name_prefix="validate") as pool:
-        while True:
-            while len(running) < workers and (entry := next(waiting, None)) is not None:
-                running.add(pool.submit(work, entry))
-            if not running:
-                return
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in done)
+        try:
+            while True:
+                while len(running) < workers and (entry := next(waiting, None)) is not None:
+                    running.add(pool.submit(work, entry))
+                if not running:
+                    return
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        finally:
+            opener.stop()
+
+
+class _Openings:
+    """An opener of sandboxes that can close all it opened and then opens no more."""
+
+    def __init__(self, open_sandbox: SandboxOpener) -> None:
+        self._open = open_sandbox
+        self._opened: list[weakref.ref[Sandbox]] = []
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def __call__(self, spec: SandboxSpec) -> Sandbox:
+        box = None if self._stopped else self._open(spec)
+        with self._lock:
+            if box is not None and not self._stopped:
+                self._opened = [ref for ref in self._opened if ref() is not None]
+                self._opened.append(weakref.ref(box))
+                return box
+        if box is not None:
+            box.close()
+        raise SandboxError("stopped")
+
+    def stop(self) -> None:
+        """Closing twice is harmless, and those that are in use fail with SandboxLost."""
+        with self._lock:
+            self._stopped = True
+        for ref in self._opened:
+            if (box := ref()) is not None:
+                box.close()
+
+
+def _default_opener() -> SandboxOpener:
+    from environments import open_sandbox
+
+    return open_sandbox
 
 
 def validate_one(

@@ -10,10 +10,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from environments.base import SandboxError, SandboxSpec
+from environments.base import Sandbox, SandboxError, SandboxLost, SandboxSpec
 from tasks.instance import Instance, SandboxOpener, Task, TaskError, Verdict
 from tasks.source import Entry, open_source
 from tasks.swe_bench_rows import SweRow
@@ -141,6 +142,61 @@ def test_entries_are_begun_only_when_a_worker_is_free() -> None:
     next(results)
     results.close()
     assert len(begun) <= 4
+
+
+class FakeBox:
+    """A sandbox in which a command runs until it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+        self.used = threading.Event()
+
+    def run(self) -> None:
+        self.used.set()
+        if not self.closed.wait(30):
+            raise AssertionError("it was never closed")
+        raise SandboxLost("closed")
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_who_stops_does_not_wait_for_what_runs() -> None:
+    boxes: list[FakeBox] = []
+
+    def opened(_: SandboxSpec) -> Sandbox:
+        boxes.append(FakeBox())
+        return cast(Sandbox, boxes[-1])
+
+    class Running(FakeTask):
+        opener: SandboxOpener
+
+        def grade(self, patch: bytes) -> Verdict | None:
+            for _ in range(2):  # a second sandbox is refused
+                try:
+                    cast(FakeBox, self.opener(SandboxSpec())).run()
+                except SandboxLost:
+                    continue
+                except SandboxError as error:
+                    return Verdict(False, "error", detail=str(error))
+            return None
+
+    def made(opener: SandboxOpener | None) -> Task:
+        task = Running(GOOD)
+        assert opener is not None
+        task.opener = opener
+        return task
+
+    quick = entry("a-0")
+    slow = replace(entry("a-1"), _task=made)
+    results = validate([slow, quick], opened, workers=2)
+    assert next(results).instance_id == "a-0"
+    assert boxes[0].used.wait(10)
+    begun = time.monotonic()
+    results.close()
+    assert time.monotonic() - begun < 10
+    assert boxes[0].closed.is_set()
+    assert len(boxes) == 1
 
 
 def test_workers_must_be_there() -> None:
