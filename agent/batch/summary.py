@@ -45,6 +45,7 @@ def _cell(items: list[Item], results: Mapping[str, Result]) -> dict[str, Any]:
         "verdicts": dict(sorted(Counter(map(_status, finished)).items())),
         "exits": dict(sorted(Counter(str(result["exit"]) for result in finished).items())),
         "errors": dict(sorted(Counter(map(error_kind, errors)).items())),
+        "evicts": any(item.options.get("method") != "dense" for item in items),
         "evicted": sum(count > 0 for count in evictions),
         "evictions": sum(evictions),
         "mean": {**means, "minutes": None if seconds is None else round(seconds / 60, 3)},
@@ -87,6 +88,8 @@ def eviction_words(cell: Mapping[str, Any]) -> str:
     """Whether the method was put to the test at all."""
     if not cell["finished"]:
         return "no run is finished"
+    if not cell["evicts"]:
+        return "0 evictions: the method keeps everything"
     if not cell["evicted"]:
         return "0 evictions: nothing was ever evicted, so these runs say nothing of the method"
     return f"{cell['evictions']} evictions, in {cell['evicted']} of {cell['finished']} runs"

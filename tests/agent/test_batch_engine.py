@@ -313,11 +313,14 @@ def test_a_signal_leaves_a_folder_that_can_be_gone_on_with(
     assert names(log, "end") == ["a", "b", "c"]
 
 
-def test_workers_end_with_an_engine_that_is_killed(log: Path, started: Any) -> None:
-    process = started({name: ["deaf"] for name in "ab"})
+def test_workers_end_with_an_engine_that_is_killed(tmp_path: Path, log: Path, started: Any) -> None:
+    process = started({"a": ["deaf"], "b": ["numb"]})
     wait_for("two starts", lambda: len(entries(log, "start")) == 2)
     pids = [entry["pid"] for entry in entries(log, "start")]
     assert all(map(alive, pids))
+    for pid in pids:  # as long as one lives, the folder is taken
+        held = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]  # noqa: PTH115
+        assert str(tmp_path / "batch" / ".lock") in held
     process.kill()
     process.wait()
     wait_for("end of the workers", lambda: not any(map(alive, pids)), 3)

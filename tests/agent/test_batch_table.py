@@ -74,6 +74,9 @@ def test_a_method_that_never_evicted_says_so() -> None:
     never = summary([one], {one.key: result(evictions=0)})[""]
     assert eviction_words(never).startswith("0 evictions: nothing was ever evicted")
     assert eviction_words(summary([one], {})[""]) == "no run is finished"
+    dense = one.model_copy(update={"options": {"method": "dense"}})
+    cell = summary([dense], {dense.key: result(evictions=0)})[""]
+    assert eviction_words(cell) == "0 evictions: the method keeps everything"
 
 
 def test_a_resolved_verdict_of_a_run_in_error_does_not_count() -> None:
