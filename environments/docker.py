@@ -211,12 +211,14 @@ class ContainerTransport(Transport):
         with contextlib.suppress(OSError):
             if self._socket is not None:
                 self._socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(*ENGINE_ERRORS):
+            remove_container(self._client, self.container_id)
+        # Only now: a reader in another thread may still wait on its number, which a socket opened
+        # meanwhile would get.
         for item in (self._socket, self._response):
             with contextlib.suppress(OSError):
                 if item is not None:
                     item.close()
-        with contextlib.suppress(*ENGINE_ERRORS):
-            remove_container(self._client, self.container_id)
         with contextlib.suppress(*ENGINE_ERRORS):
             self._client.close()
 

@@ -127,6 +127,20 @@ def test_close_leaves_nothing_and_may_be_repeated(sandbox_kind):
         box.run("true")
 
 
+def test_closing_from_another_thread_frees_a_command_that_waits(sandbox_kind):
+    """The command's reader must see the end, not a socket that took the closed one's number."""
+    for _ in range(3):
+        box = open_sandbox(SandboxSpec(), sandbox_kind)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(box.run, "sleep 40", timeout=45)
+            time.sleep(0.5)
+            begun = time.monotonic()
+            box.close()
+            with pytest.raises(SandboxError):
+                waiting.result(timeout=30)
+            assert time.monotonic() - begun < 20
+
+
 def test_an_error_in_the_with_block_closes(sandbox_kind):
     def work() -> None:
         with open_sandbox(SandboxSpec(), sandbox_kind) as box:
