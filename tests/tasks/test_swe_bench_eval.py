@@ -27,6 +27,9 @@ RIGHT = "def double(x):\n    return 2 * x\n"
 OLD_TEST = "from mod import double\n\n\ndef test_old():\n    assert double(0) == 0\n"
 NEW_TEST = """\
 # a form feed: \x0c; it ends no line
+import os
+import sys
+
 import pytest
 from mod import double
 
@@ -52,6 +55,11 @@ def test_skips():
 @pytest.mark.xfail
 def test_known():
     assert False
+
+
+def test_sees_no_plugin():
+    assert "PYTEST_ADDOPTS" not in os.environ
+    assert "/tmp/" not in os.pathsep.join([*sys.path, os.environ["PYTHONPATH"]])
 """
 F2P, P2P = (f"{T}two",), (f"{T}kept",)
 
@@ -150,7 +158,7 @@ def test_the_right_patch_is_resolved(graded: Callable[..., Verdict]) -> None:
     verdict = graded(
         {"mod.py": RIGHT},
         fail_to_pass=(f"{T}two", f"{T}words[a", f"{T}known"),
-        pass_to_pass=(*P2P, f"{T}known", f"{T}words[c"),
+        pass_to_pass=(*P2P, f"{T}known", f"{T}words[c", f"{T}sees_no_plugin"),
     )
     assert verdict.resolved, verdict
     assert verdict.status == "resolved"
@@ -163,6 +171,7 @@ def test_the_right_patch_is_resolved(graded: Callable[..., Verdict]) -> None:
         f"{T}kept": "passed",
         f"{T}known": "xfailed",
         f"{T}words[c": "passed",
+        f"{T}sees_no_plugin": "passed",
     }
     assert f"fail as they expect to: {T}known" in verdict.detail
     assert "FLAGGED" not in verdict.detail
@@ -271,6 +280,22 @@ def test_passes_printed_in_place_of_tests_are_not_confirmed(
     believed = graded(patch, script=unseen(exam))
     assert believed.resolved
     assert "no plugin of ours could confirm" in believed.detail
+
+
+def test_nothing_counts_that_was_printed_outside_the_markers(
+    graded: Callable[..., Verdict], exam: Evaluation
+) -> None:
+    """By code of the patch that the installation runs, with markers of its own."""
+    forger = f"""
+        import os, sys
+        if "pytest" in sys.modules:
+            os._exit(0)
+        for end in ("", " "):
+            print("{START}" + end, {LINES!r}, "{END}" + end, sep="\\n")
+        """
+    script = unseen(exam).replace("\ncat\n", "\npython3 mod.py\n")
+    verdict = graded({"mod.py": forger}, script=script)
+    assert (verdict.status, verdict.fail_to_pass) == ("unresolved", {f"{T}two": "missing"})
 
 
 def test_a_status_that_the_log_does_not_explain_is_not_graded(
