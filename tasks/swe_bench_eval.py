@@ -49,6 +49,8 @@ from tasks.swe_bench_script import END, EXIT_CODE, START, pytest_command
 TIMEOUT = 1800.0  # seconds for the script; the official harness's
 _LOG_CAP = 100_000_000  # bytes
 _VARIABLES = ("PYTHONPATH", "PYTEST_ADDOPTS")  # by which pytest finds the plugin
+# a script that sets them itself; lines of the test patch begin with a sign
+_OWN_VARIABLES = re.compile(rf"(?m)^(export )?(\w+=\S* )*({'|'.join(_VARIABLES)})=")
 _MENDED = frozenset({PASSED, XFAILED})
 _PRINTED = {PASSED: "PASSED", FAILED: "FAILED", ERROR: "ERROR", SKIPPED: "SKIPPED"} | {
     XFAILED: "XFAIL"  # a test that passes unexpectedly has no status that parsers know
@@ -111,7 +113,7 @@ def evaluate(
 def _recorder(box: Sandbox, exam: Evaluation) -> tuple[Recorder | None, dict[str, str]]:
     """The plugin in its place and the variables by which pytest loads it, if the tests are run by
     a pytest that can."""
-    if not pytest_command(exam.script) or any(name in exam.script for name in _VARIABLES):
+    if not pytest_command(exam.script) or _OWN_VARIABLES.search(exam.script):
         return None, {}
     said = box.run("; ".join(f'printf "%s\\n" "${{{name}-}}"' for name in _VARIABLES))
     present = dict(zip(_VARIABLES, said.text.split("\n"), strict=False))

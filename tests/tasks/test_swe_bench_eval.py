@@ -146,8 +146,8 @@ def graded(
 
 
 def unseen(exam: Evaluation) -> str:
-    """The same script with a pytest that the plugin is not given to."""
-    return exam.script.replace("\npytest -rA", "\nenv pytest -rA")
+    """The same script with a pytest that finds no plugin of ours: it sets its own path."""
+    return exam.script.replace("\npytest -rA", "\nX=1 PYTHONPATH=.:/opt/task-env pytest -rA")
 
 
 # --- the rules
