@@ -115,12 +115,13 @@ def test_workers_share_the_cores_and_the_work(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    items = [item(f"i{n}", 0.3) for n in range(6)]
+    items = [item(f"i{n}", "until 2") for n in range(6)]  # none ends before two have begun
     found, events = run(store, items, workers=2, devices=["3", "5", "7"])
     assert {result["about"]["threads"] for _, result in found} == {"4"}
     assert {result["about"]["gpu"] for _, result in found} == {"3", "5"}
     assert len({entry["pid"] for entry in entries(log)}) == 2
-    assert names(log, "start") == [one.instance_id for one in items]
+    begun = [name for name, event in events if event["event"] == "start"]
+    assert begun == [one.instance_id for one in items]
     assert {event["worker"] for _, event in events if event["event"] == "start"} == {0, 1}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert LocalEngine(store, workers=2).threads == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,9 +61,7 @@ def test_a_result_of_another_config_or_row_is_not_taken(tmp_path: Path) -> None:
     for other in (item(config="c"), item(attempt=2), item(cell="x"), item("b")):
         assert store.result(other) is None
         # Not even where it lies in the place of the other's.
-        store.folder_of(other).mkdir(parents=True)
-        text = (store.folder_of(one) / "result.json").read_text()
-        (store.folder_of(other) / "result.json").write_text(text)
+        shutil.copytree(store.folder_of(one), store.folder_of(other))
         assert store.result(other) is None
         assert store.finished([other]) == {}
 

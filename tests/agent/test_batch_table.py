@@ -54,7 +54,8 @@ def test_an_error_resolves_nothing_and_spoils_no_mean() -> None:
         items[0].key: result(),
         items[1].key: result("unresolved", evictions=0)
         | {"totals": {"steps": 8, "tokens": 3000, "evictions": 0, "peak_bytes": 9}},
-        items[2].key: failed("SandboxLost: gone"),
+        items[2].key: failed("SandboxLost: gone")
+        | {"totals": {"steps": 99, "evictions": 5, "peak_bytes": 99}, "seconds": {"run": 9e9}},
         items[3].key: failed("SandboxLost: again"),
         items[4].key: failed("Grading: a limit"),
     }
