@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agent.batch.item import Item
@@ -62,7 +63,9 @@ class LocalWorker:
             "pythonpath": os.environ.get("PYTHONPATH"),
             "stamp": dict(stamp),
         }
-        paths = os.pathsep.join(filter(None, sys.path))
+        # This package first, wherever it was found, then all else that can be imported here.
+        places = [str(Path(__file__).resolve().parents[2]), *map(os.path.abspath, sys.path)]
+        paths = os.pathsep.join(dict.fromkeys(places))
         try:
             with self._log.open("ab") as log:
                 self._log_start = log.tell()

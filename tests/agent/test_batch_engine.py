@@ -134,6 +134,9 @@ def test_a_folder_named_agent_where_the_user_stands_is_not_taken_for_this_packag
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent" / "__init__.py").write_text("raise SystemExit('the wrong one')")
     monkeypatch.chdir(tmp_path)
+    # As `python -m agent.cli` has it, from a clone that is not installed.
+    others = [path for path in sys.path if Path(path).resolve() != HERE.parents[1]]
+    monkeypatch.setattr(sys, "path", ["", *others])
     assert run(store, [item("a")])[0][0][1]["state"] == "finished"
 
 
