@@ -112,7 +112,8 @@ class RaggedPool:
     @property
     def nbytes(self) -> int:
         """Bytes of the pool's tensors."""
-        return sum(layer.planes.nbytes for row in self._rows for layer in row.layers)
+        layers = [layer for row in self._rows for layer in row.layers]
+        return sum(layer.planes.nbytes + layer.ends.nbytes for layer in layers)
 
     @property
     def sums_nbytes(self) -> int:

@@ -28,7 +28,8 @@ class H2OConfig(EvictingConfig):
         0.5,
         ge=0,
         lt=1,
-        description="share of the budget that the newest blocks have for themselves",
+        description="share of the budget that the newest blocks have for themselves (under the "
+        "reservoir they are much likelier to stay, not certain)",
     )
 
 
