@@ -97,9 +97,10 @@ def head_counts(
 
     c_h is how many of the layer's `total` best candidates are head h's (equal scores: the one with
     fewer newer ones in its head, then the lower head); the ideal is (1 - floor) * c_h + floor *
-    total / H, the floor being alpha in Ada-KV's code. scores: [H, N], comparable between heads, oldest block first;
-    candidates: bool [H, N]. normalize: scale a head's scores by the share of their sum that its
-    best total / H have.
+    total / H, the floor being alpha in Ada-KV's code.
+
+    scores: [H, N], comparable between heads, oldest block first; candidates: bool [H, N].
+    normalize: scale a head's scores by the share of their sum that its best total / H have.
     """
     heads = scores.shape[0]
     ranked = scores.double().masked_fill(~candidates, float("-inf"))
