@@ -125,7 +125,7 @@ def execute(request: Request, *, console: Console, quiet: bool) -> tuple[dict[st
         store = Store(request.out)
         with store.lock():
             made = {"versions": versions(), "git_commit": git_commit()}
-            engine = _engine(request, store, options, made)
+            engine = make_engine(request, store, options, made)
             threads = getattr(engine, "threads", None)
             facts = {
                 "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -157,7 +157,9 @@ def _made(batch: _Batch, engine: Engine) -> tuple[dict[str, Any], int]:
     state = "failed"
     try:
         if len(done) < len(items):
-            _prepare(request.work, items[0].run_options(), None if batch.quiet else batch.console)
+            prepare_work(
+                request.work, items[0].run_options(), None if batch.quiet else batch.console
+            )
         board = Board(batch.console, items, done, workers=request.workers, quiet=batch.quiet)
         with board:
             carry_out(items, store, engine, request.work, board)
@@ -209,7 +211,7 @@ def _size_words(budget: Mapping[str, Any] | None) -> str:
     return f"{budget['density']:.0%} of the tokens seen"
 
 
-def _engine(
+def make_engine(
     request: Request, store: Store, options: RunOptions, stamp: Mapping[str, Any]
 ) -> Engine:
     """The engine asked for. Raises OptionError."""
@@ -227,7 +229,7 @@ def _engine(
     return engine
 
 
-def _prepare(work: str, options: RunOptions, console: Console | None) -> None:
+def prepare_work(work: str, options: RunOptions, console: Console | None) -> None:
     """What workers would otherwise all do at once, such as fetching the model: the function
     `prepare(options, progress)` of the work's module, if it has one."""
     prepare = getattr(importlib.import_module(_found(work, "--work").__module__), "prepare", None)

@@ -21,8 +21,10 @@ from agent.batch.item import Item
 from agent.chat import Chat
 from agent.exits import ExitReason
 from agent.loop import Silence, Step
-from agent.models import LoadedModel, load
+from agent.models import LoadedModel, load, pull, resolve
+from agent.progress import Progress
 from agent.report import merged, verdict_data
+from agent.run_options import RunOptions
 from agent.trajectory import write_report
 from environments import choose, open_sandbox
 from tasks import Task
@@ -49,6 +51,11 @@ class Told(Silence):
 
     def _say(self, phase: str, **more: Any) -> None:
         self._tell({"phase": phase, "step": self._steps, "budget": self._budget, **more})
+
+
+def prepare(options: RunOptions, progress: Progress | None) -> None:
+    """Bring the model onto this disk, once, before workers load it. Raises ModelError."""
+    pull(resolve(options.model), progress)
 
 
 def run_item(item: Item, folder: Path, tell: Tell, state: WorkerState) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from agent.compare.paper import paper
 from agent.compare.plots import PlotsMissing, write_plots
 from agent.compare.runs import ResultError, read_results
 from agent.compare.tables import REPORT, report, write
-from agent.eval_command import Request, _engine, _prepare
+from agent.eval_command import Request, make_engine, prepare_work
 from agent.interrupts import interruptible, uninterrupted
 from agent.report import git_commit, hardware, versions
 from agent.trajectory import write_atomic
@@ -93,7 +93,7 @@ def run(
         store = Store(request.out)
         with store.lock():
             made = {"versions": versions(), "git_commit": git_commit()}
-            engine = _engine(request, store, request.options, made)
+            engine = make_engine(request, store, request.options, made)
             threads = getattr(engine, "threads", None)
             store.note_session(
                 {
@@ -114,7 +114,7 @@ def run(
             try:
                 if len(done) < len(items):
                     shown = None if quiet else console
-                    _prepare(request.work, items[0].run_options(), shown)
+                    prepare_work(request.work, items[0].run_options(), shown)
                 workers = request.workers
                 with Board(console, items, done, workers=workers, quiet=quiet) as board:
                     carry_out(items, store, engine, request.work, board)
