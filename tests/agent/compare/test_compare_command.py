@@ -125,6 +125,16 @@ def test_it_goes_on_with_the_folder_alone_and_can_be_extended(run: Run, tmp_path
     assert stored == [0.3] * 8
 
 
+def test_the_folder_remembers_which_instances_were_chosen(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "cmp"
+    run("--slice", "1:3", *SMALL[2:], "--out", out)
+    chosen = {name for _, name in made_engine.calls}
+    assert len(chosen) == 2
+    run("--out", out, "--seeds", "1")
+    assert len(made_engine.calls) == 8
+    assert {name for _, name in made_engine.calls} == chosen
+
+
 def test_stopped_before_the_first_result(run: Run, tmp_path: Path) -> None:
     made_engine.stop_after.append(0)
     said = run(*SMALL, "--out", tmp_path / "cmp")

@@ -17,6 +17,7 @@ from agent.compare.grid import Cell
 from agent.compare.paper import paper
 from agent.compare.plots import PlotsMissing, turn_means, write_plots
 from agent.compare.runs import Run, parse
+from agent.compare.statistics import Paired
 from agent.compare.tables import csv_text, estimate_words, markdown, paired_words, show, write
 
 DENSE, NEXUS, SNAPKV = cell("dense"), cell("nexus"), cell("snapkv")
@@ -188,6 +189,8 @@ def test_an_empty_comparison_can_be_written(tmp_path: Path) -> None:
 def test_words() -> None:
     assert estimate_words(None) == "–"
     assert paired_words(None) == "–"
+    assert paired_words(Paired(20, 12, 1, 0.00342, False)) == "+12 −1, p = 0.003"
+    assert paired_words(Paired(20, 15, 0, 0.00006, False)) == "+15 −0, p < 0.001"
 
 
 def test_plots_are_pictures_of_what_was_measured(analysis: Analysis, tmp_path: Path) -> None:
