@@ -82,7 +82,7 @@ def _decide(
         block_size=policy.block_size,
         seen=moment.seen,
         step=moment.step,
-        target=per_layer[0] // heads,
+        room=per_layer[0] // heads - policy.old_forced_count(moment.seen),
         sums=held.sums,
     )
     ordered = observation.sorted_block_ids

@@ -54,8 +54,12 @@ class Policy:
 
     def forced_count(self, seen: int) -> int:
         """Blocks that must stay, after `seen` tokens."""
+        return self.old_forced_count(seen) + self._ceil(seen) - self._recent_from(seen)
+
+    def old_forced_count(self, seen: int) -> int:
+        """Those of them that are not among the recent ones: sinks and pinned blocks."""
         first = self._recent_from(seen)
-        return sum(block < first for block in self._always()) + self._ceil(seen) - first
+        return sum(block < first for block in self._always())
 
     def forced_mask(self, block_ids: torch.Tensor, seen: int) -> torch.Tensor:
         """Bool, shape of `block_ids`: which of them must stay."""

@@ -25,8 +25,8 @@ class Observation:
     scaling: [L], the factor of q.k in each layer.
     sums: float32 [L, H_kv, T], what `Method.observe` gave, added up over each slot's life; None
     for methods that observe nothing.
-    seen: tokens the stream has had; step: number of the eviction step, from 0; target: blocks that
-    each head of these layers will keep, on average.
+    seen: tokens the stream has had; step: number of the eviction step, from 0; room: blocks that
+    each head of these layers will keep, on average, beyond sinks and pinned ones.
 
     Heads that hold less than others are padded in front: block id -1, keys of zeros. Padding is
     part of `hidden`, weighs nothing in `block_weights`, and is never kept.
@@ -39,7 +39,7 @@ class Observation:
     block_size: int
     seen: int
     step: int
-    target: int = 0
+    room: int = 0
     sums: torch.Tensor | None = None
 
     @cached_property

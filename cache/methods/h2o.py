@@ -19,7 +19,8 @@ _QUERIES = 64  # rows of the attention matrix held at once
 class H2OConfig(EvictingConfig):
     """As its own code keeps scores: they start with the first query that sees a key, survive
     evictions, and are dropped with their key. It halves the budget between heavy hitters and recent
-    tokens; `recent` beside that is a number of tokens that always stay."""
+    tokens (here: what sinks and pins leave of it); `recent` beside that is a number of tokens that
+    always stay."""
 
     method: Literal["h2o"] = "h2o"
     block_size: int = Field(1, ge=1, description="b, tokens per block; 1: single tokens")
@@ -28,8 +29,8 @@ class H2OConfig(EvictingConfig):
         0.5,
         ge=0,
         lt=1,
-        description="share of the budget that the newest blocks have for themselves (under the "
-        "reservoir they are much likelier to stay, not certain)",
+        description="share of the budget, less sinks and pins, that the newest blocks have for "
+        "themselves (under the reservoir they are much likelier to stay, not certain)",
     )
 
 
@@ -47,7 +48,7 @@ class H2O(Method[H2OConfig]):
         if observation.sums is None:
             raise RuntimeError("H2O scores what `observe` returned, and nothing was observed")
         weights = to_unit(observation.block_weights(observation.sums))
-        recent = math.floor(observation.target * self.config.recent_share + 1e-9)
+        recent = math.floor(observation.room * self.config.recent_share + 1e-9)
         weights[..., weights.shape[-1] - recent :] += 1  # above all others
         return weights
 

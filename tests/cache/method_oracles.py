@@ -127,14 +127,14 @@ def block_weights(
     layer: int,
     held: Sequence[Sequence[int]],
     seen: int,
-    target: int,
+    room: int,
     config: Any,
 ) -> list[dict[int, float]]:
     """By head, a weight for each block that it holds: what heads are compared by.
 
     Nexus's own; for the others sums of token scores, a layer's heads adding up to 1 on average.
-    target: blocks that each head of the layer keeps on average, of which H2O gives the newest ones
-    a share.
+    room: blocks that each head of the layer keeps on average beyond sinks and pins, of which H2O
+    gives the newest ones a share.
     """
     size = config.block_size
     if config.method == "nexus":
@@ -165,7 +165,7 @@ def block_weights(
     mass = sum(x for own in sums for x in own.values() if x < math.inf) / len(sums)
     sums = [{b: x / mass for b, x in own.items()} for own in sums] if mass else sums
     if config.method == "h2o":
-        newest = math.floor(target * allocation_oracles.decimal(config.recent_share))
+        newest = math.floor(room * allocation_oracles.decimal(config.recent_share))
         for own in sums:
             for block in sorted(own)[len(own) - newest :]:
                 own[block] += 1  # more than all attention there is
@@ -204,7 +204,11 @@ def expected_kept(
         present = [heads * len(forced) + chosen for chosen in free]
         for layer in range(count) if layers is None else layers:
             target = len(forced) + free[layer] // heads
-            weights = block_weights(captured, layer, held[layer], due.seen, target, config)
+            size = config.block_size
+            recent = config.recent if config.recent is not None else max(config.window, size)
+            first = max(0, due.seen - recent) // size
+            old = sum(block < first for block in forced)  # sinks and pins
+            weights = block_weights(captured, layer, held[layer], due.seen, target - old, config)
             candidates = [{b: w for b, w in own.items() if b not in forced} for own in weights]
             quota = [free[layer] // heads] * heads
             if adaptive:

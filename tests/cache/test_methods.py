@@ -99,6 +99,20 @@ def test_half_of_the_budget_is_for_recent_tokens_unless_said_otherwise(share: fl
         assert kept == sorted([*hitters, *range(40 - newest, 40)])
 
 
+def test_pins_do_not_eat_up_the_share_of_heavy_hitters() -> None:
+    """With most of the budget pinned, half of what is left is still for heavy hitters."""
+    config = preset("h2o", budget=BUDGET)
+    result = run(tiny("llama-g4-kv1"), config, turns_of((60, 0)), chunk=60, pins=[(0, 14)])
+    assert result.kept == method_oracles.expected_kept(
+        result, replayed(tiny("llama-g4-kv1"), result)[1], pins=[(0, 14)]
+    )
+    for (kept,) in result.kept[0]:
+        assert set(range(14)) <= set(kept)
+        assert (
+            len([token for token in kept if 14 <= token < 55]) == 5
+        )  # 10 left: 5 and the 5 newest
+
+
 def test_a_new_token_does_not_die_first() -> None:
     """H2O's newest tokens have had few queries; the recent part keeps them (fault 12)."""
     result = run(tiny("llama-g1-kv2"), small("h2o"), turns_of((30, 40)), chunk=30)
