@@ -303,14 +303,13 @@ def test_two_processes_do_not_write_to_one_file(tmp_path: Path) -> None:
 def test_two_real_pairs_at_a_time(any_kind: SandboxOpener, tmp_path: Path) -> None:
     source = open_source()
     chosen = [source.find("jsonpointer-3.1.1"), source.find("xmltodict-0.14.2")]
-    begun = time.monotonic()
     done = list(validate(chosen, any_kind, workers=2))
     assert {item.instance_id for item in done} == {"jsonpointer-3.1.1", "xmltodict-0.14.2"}
     for item in done:
         assert item.valid, item.why
         assert item.reference["status"] == "resolved"
         assert item.nothing["status"] == "unresolved"
-        assert 0 < item.seconds < time.monotonic() - begun
+        assert item.seconds > 0
     with Results(tmp_path / "results.jsonl").open() as results:
         for item in done:
             results.add(item)
