@@ -8,7 +8,7 @@ so causality is lower-right over the slots, whatever their order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NAME = "evicting"
 _OWNER = "evicting_cache"
+_BATCH = "evicting_batch"
 _UNSERVED = ("sliding_window", "softcap", "s_aux")
 
 
@@ -40,6 +41,19 @@ def attach(model: PreTrainedModel) -> None:
 def mark_owner(keys: torch.Tensor, owner: EvictingCache) -> None:
     """Say which cache a view of keys belongs to; the view is what the attention function gets."""
     setattr(keys, _OWNER, owner)
+
+
+class Batch(Protocol):
+    """New tokens of several caches in one forward pass, one token each."""
+
+    def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+        """[B, H_q, 1, D] of the batch's caches: [B, 1, H_q, D]."""
+        ...
+
+
+def mark_batch(keys: torch.Tensor, batch: Batch) -> None:
+    """Say that `keys` are new ones of several caches, to which `batch` attends."""
+    setattr(keys, _BATCH, batch)
 
 
 def evicting_attention(
@@ -62,15 +76,33 @@ def evicting_attention(
     for name in _UNSERVED:
         if kwargs.get(name) is not None:
             raise ValueError(f"attention with {name}={kwargs[name]} is not served by {NAME!r}")
-    batch, query_heads, length, dim = query.shape
-    if batch != 1:
-        raise ValueError(
-            f"{NAME!r} attention takes one sequence at a time, not a batch of {batch}: it cannot "
-            "see padding; use a cache per sequence"
-        )
-    scale = scaling if scaling is not None else dim**-0.5
-    owner: EvictingCache | None = getattr(key, _OWNER, None)
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    batch: Batch | None = getattr(key, _BATCH, None)
+    if batch is not None:
+        return batch.attend(layer, query, scale), None
+    if query.shape[0] != 1:
+        raise ValueError(
+            f"{NAME!r} attention takes one sequence at a time, not a batch of {query.shape[0]}: it "
+            "cannot see padding; use a cache per sequence, or a BatchDecoder for one token of each"
+        )
+    owner: EvictingCache | None = getattr(key, _OWNER, None)
+    out = attend(owner, layer, query, key, value, scale)
+    if owner is not None:
+        owner.finish_layer(layer)
+    return out, None
+
+
+def attend(
+    owner: EvictingCache | None,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Attention of one sequence, of which `owner` takes note; shapes as above."""
+    _, query_heads, length, _ = query.shape
     segments = owner.segments(layer) if owner is not None else None
     if owner is not None:
         owner.observe(layer, query, key, segments, scale)
@@ -86,13 +118,11 @@ def evicting_attention(
     else:
         group = query_heads // key.shape[1]
         # Folding the query group into the query length reads each key once.
-        folded = query.reshape(1, key.shape[1], group * length, dim)
+        folded = query.reshape(1, key.shape[1], group * length, query.shape[-1])
         full = mask(key.shape[2]).repeat(group, 1) if length > 1 else None
         out = scaled_dot_product_attention(folded, key, value, attn_mask=full, scale=scale)
         out = out.reshape(1, query_heads, length, value.shape[-1])
-    if owner is not None:
-        owner.finish_layer(layer)
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2)
 
 
 def lower_right_mask(queries: int, keys: int, like: torch.Tensor) -> torch.Tensor:

@@ -78,6 +78,11 @@ class EvictingCache(Cache):
         self._pending = 0  # tokens of the forward pass under way
         self._mask: torch.Tensor | None = None
 
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model it serves."""
+        return self._model
+
     # -- what transformers asks ------------------------------------------------------------------
 
     def __len__(self) -> int:
