@@ -16,12 +16,12 @@ from agent.chat import Chat
 from agent.dialects.base import Call, Dialect, ParsedTurn
 from agent.exits import Exit, ExitReason
 from agent.interrupts import interruptible, uninterrupted
-from agent.prompts import offered_tools, render, system_prompt, user_prompt
+from agent.prompts import render, system_prompt, tool_functions, user_prompt
 from agent.protocol import Reply, ReplyProtocol
 from agent.session import TurnStats
 from agent.settings import AgentSettings
 from agent.token_log import TokenLog
-from agent.tools import TOOLS, Observation, ToolError, Workspace
+from agent.tools import Observation, ToolError, Workspace
 from agent.tools.context import issue_code
 from agent.tools.text import clip
 from agent.trajectory import Trajectory
@@ -112,7 +112,7 @@ class Loop:
         self.watcher: Watcher = watcher or Silence()
         self.log = TokenLog()
         self.steps = 0
-        self._tools = {name: TOOLS[name] for name in offered_tools(settings, instance)}
+        self._tools = tool_functions(settings, instance)
         self._patch = Patch(b"")
         self._turns: list[TurnStats] = []
         self._tool_seconds: list[float] = []
@@ -285,7 +285,8 @@ class Loop:
             )
         messages = self.settings.messages
         template = messages.cut_off if reply.finish == "length" else messages.format_error
-        return Observation(render(template, message=message, limit=limit))
+        left = self.limits.steps - self.steps
+        return Observation(render(template, message=message, limit=limit, left=left))
 
     # What is kept
 

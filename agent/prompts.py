@@ -9,8 +9,10 @@ import jinja2
 
 from agent.dialects.base import Call, Dialect, ToolForm
 from agent.dialects.fenced import FencedCalls
+from agent.dialects.json_calls import JsonCalls
 from agent.dialects.xml_calls import XmlCalls
-from agent.settings import AgentSettings, SettingsError, ToolSettings
+from agent.settings import AgentSettings, ParameterSettings, SettingsError, ToolSettings
+from agent.tools import TOOLS, Tool
 from tasks.instance import Instance
 
 _ENVIRONMENT = jinja2.Environment(
@@ -21,7 +23,7 @@ _ENVIRONMENT = jinja2.Environment(
     autoescape=False,  # the output is a prompt, not a page
 )
 
-_DIALECTS = (FencedCalls.name, XmlCalls.name)
+_DIALECTS = (FencedCalls.name, XmlCalls.name, JsonCalls.name)
 
 
 def render(template: str, **values: Any) -> str:
@@ -38,6 +40,40 @@ def offered_tools(settings: AgentSettings, instance: Instance) -> dict[str, Tool
     if not instance.test_command:
         tools.pop("test", None)
     return tools
+
+
+def tool_functions(settings: AgentSettings, instance: Instance) -> dict[str, Tool]:
+    """What each offered tool does when it is called."""
+    tools = offered_tools(settings, instance)
+    return {name: TOOLS[tool.uses or name] for name, tool in tools.items()}
+
+
+def tool_schemas(settings: AgentSettings, instance: Instance) -> list[dict[str, Any]]:
+    """The tools as a chat template takes them: OpenAI's JSON schemas of functions."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": tool.description,
+                "parameters": {
+                    "type": "object",
+                    "properties": {key: _property(value) for key, value in tool.parameters.items()},
+                    "required": [key for key, value in tool.parameters.items() if value.required],
+                },
+            },
+        }
+        for name, tool in offered_tools(settings, instance).items()
+    ]
+
+
+def _property(parameter: ParameterSettings) -> dict[str, Any]:
+    told: dict[str, Any] = {"type": parameter.type, "description": parameter.description}
+    if parameter.type == "array":
+        told["items"] = {"type": "integer"}
+    if parameter.choices:
+        told["enum"] = list(parameter.choices)
+    return told
 
 
 def tool_forms(tools: Mapping[str, ToolSettings]) -> list[ToolForm]:
@@ -61,10 +97,13 @@ def make_dialect(
         raise SettingsError(f"dialect: there is no {settings.dialect!r}; there are: {known}")
     tools = offered_tools(settings, instance)
     forms = tool_forms(tools)
+    only = settings.calls == "only"
     if settings.dialect == FencedCalls.name:
         tags = {name: tool.tags for name, tool in tools.items()}
-        return FencedCalls(forms, tags=tags, opens_in_thought=opens_in_thought)
-    return XmlCalls(forms, opens_in_thought=opens_in_thought)
+        return FencedCalls(forms, tags=tags, only=only, opens_in_thought=opens_in_thought)
+    if settings.dialect == JsonCalls.name:
+        return JsonCalls(forms, only=only, opens_in_thought=opens_in_thought)
+    return XmlCalls(forms, only=only, opens_in_thought=opens_in_thought)
 
 
 def system_prompt(settings: AgentSettings, instance: Instance, dialect: Dialect) -> str:

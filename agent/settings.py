@@ -6,13 +6,17 @@ overridden by a dotted key (`limits.steps=30`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agent.tools import TOOLS
 
 
 class SettingsError(ValueError):
@@ -28,12 +32,17 @@ class ParameterSettings(_Strict):
 
     description: str
     required: bool = True
+    type: Literal["string", "integer", "array", "boolean"] = Field(
+        "string", description="for sets whose tools are described as JSON schemas"
+    )
+    choices: tuple[str, ...] = Field((), description="all values there are, for JSON schemas")
 
 
 class ToolSettings(_Strict):
     """One tool, as the model is told of it."""
 
     description: str
+    uses: str = Field("", description="the implementation, where it is called otherwise")
     parameters: dict[str, ParameterSettings] = Field(default_factory=dict)
     tags: tuple[str, ...] = Field((), description="further names in the fenced dialect")
 
@@ -51,6 +60,13 @@ class ExampleTurn(_Strict):
     thought: str = ""
     call: ExampleCall
     observation: str = ""
+
+
+class SamplingSettings(_Strict):
+    """How replies are drawn, unless the run says otherwise."""
+
+    temperature: float = Field(0.6, ge=0)
+    top_p: float = Field(0.95, gt=0, le=1)
 
 
 class Limits(_Strict):
@@ -83,8 +99,13 @@ class ContextSettings(_Strict):
 
 
 class Messages(_Strict):
-    """What the model is told besides the tools' own output. Jinja templates."""
+    """What the model is told besides the tools' own output. Jinja templates; empty says nothing.
 
+    `observation` frames a tool's output: it knows `tool`, `output`, `exit_code`. With an empty
+    `nothing_changed` a submission is accepted whatever was done.
+    """
+
+    observation: str = ""
     format_error: str = "{{ message }}"
     cut_off: str = "Your reply was cut off at {{ limit }} tokens. {{ message }}"
     repeated: str = "You made this very call before, with the same result."
@@ -103,7 +124,17 @@ class AgentSettings(_Strict):
 
     name: str
     dialect: str = "xml_calls"
+    calls: Literal["first", "only"] = Field(
+        "first",
+        description="first: a reply ends with its first call. only: a reply is read to its end, "
+        "and two calls in it are an error",
+    )
     observation_role: Literal["user", "tool"] = "user"
+    history: Literal["raw", "template"] = Field(
+        "raw",
+        description="raw: what was said stays as it was said. template: thoughts of past turns are "
+        "dropped as the model's template drops them, under full_context only",
+    )
     pin_system: bool = True
     pin_user: bool = True
     pin_code: bool = False
@@ -112,6 +143,7 @@ class AgentSettings(_Strict):
     code: str  # what follows it in the same message
     tools: dict[str, ToolSettings]
     example: tuple[ExampleTurn, ...] = ()
+    sampling: SamplingSettings = SamplingSettings.model_validate({})
     limits: Limits = Limits.model_validate({})
     context: ContextSettings = ContextSettings.model_validate({})
     messages: Messages = Messages()
@@ -126,11 +158,19 @@ def load_settings(name: str = "compact", overrides: Iterable[str] = ()) -> Agent
     for override in overrides:
         _apply(data, override)
     try:
-        return AgentSettings.model_validate(data)
+        settings = AgentSettings.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise SettingsError(f"tool set {name!r}: {where}: {first['msg']}") from error
+    for tool, told in settings.tools.items():
+        if (told.uses or tool) not in TOOLS:
+            there = ", ".join(TOOLS)
+            raise SettingsError(
+                f"tool set {name!r}: tools.{tool}: there is no tool {told.uses or tool!r}; "
+                f"`uses` takes one of: {there}"
+            )
+    return settings
 
 
 def tool_sets() -> list[str]:
@@ -154,12 +194,18 @@ def _read(name: str) -> dict[str, Any]:
             f"there is no tool set {name!r}: give one of {', '.join(tool_sets())}, or a YAML file"
         )
     try:
-        data = yaml.safe_load(text)
+        data = copy.deepcopy(_loaded(text))
     except yaml.YAMLError as error:
         raise SettingsError(f"tool set {name!r} is no valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise SettingsError(f"tool set {name!r} must be a mapping, not {type(data).__name__}")
     return data
+
+
+@lru_cache(maxsize=16)
+def _loaded(text: str) -> Any:
+    """YAML is slow to read, and a batch reads one file once for each of its runs."""
+    return yaml.safe_load(text)
 
 
 def _apply(data: dict[str, Any], override: str) -> None:

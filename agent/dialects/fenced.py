@@ -21,6 +21,7 @@ How a turn is read:
   longer fence holds text with shorter ones.
 - Nothing between `<think>` and `</think>` is a call, nor anything after a `<think>` left open.
 - A block that is not closed is an error, never a guess.
+- With `only`, a reply is read to its end, and a second block that names a tool is an error.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class FencedCalls:
         forms: Sequence[ToolForm],
         *,
         tags: Mapping[str, Sequence[str]] | None = None,
+        only: bool = False,
         opens_in_thought: bool = False,
     ) -> None:
         self._forms = {form.name: form for form in forms}
@@ -81,6 +83,7 @@ class FencedCalls:
             bodies = [name for name in form.parameters if name in BODIES]
             if len(bodies) > 1:
                 raise ValueError(f"tool {form.name!r} has two parameters for one block: {bodies}")
+        self._only = only
         self._opens_in_thought = opens_in_thought
 
     @property
@@ -93,7 +96,7 @@ class FencedCalls:
 
     def stop(self, text: str) -> bool:
         # Only a line that is over is a closing fence: "```" may yet become "```python".
-        if not text.endswith("\n") or text.count("```") < 2:
+        if self._only or not text.endswith("\n") or text.count("```") < 2:
             return False
         block = self._call_block(text)
         return block is not None and block.end is not None
@@ -112,6 +115,12 @@ class FencedCalls:
             tool = self._by_tag[name].name
             return ParsedTurn(thought, error=self._error(FormatErrorKind.UNCLOSED, problem, tool))
         ignored = text[block.end :].strip()
+        if self._only and self._call_block(text, block.end) is not None:
+            problem = "The reply holds more than one call, so none of them was run."
+            error = self._error(
+                FormatErrorKind.AMBIGUOUS, problem, self._by_tag[_first_word(block.info)].name
+            )
+            return ParsedTurn(thought, error=error, ignored=ignored)
         call = self._call(block, text[block.start : block.end])
         if isinstance(call, FormatError):
             return ParsedTurn(thought, error=call, ignored=ignored)
@@ -144,9 +153,10 @@ class FencedCalls:
 
     # Reading
 
-    def _call_block(self, text: str) -> _Block | None:
-        """The first block outside thoughts that names a tool."""
+    def _call_block(self, text: str, start: int = 0) -> _Block | None:
+        """The first block from `start` on, outside thoughts, that names a tool."""
         position = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
+        position = max(position, start)
         if not position and self._opens_in_thought:
             return None
         thinking = text.find("<think>", position)

@@ -73,18 +73,26 @@ class _Scan:
     left_in_think: bool  # the text ends inside a thought
     thought_spans: tuple[tuple[int, int], ...]
     stray_close: bool  # a close tag without a call after the first call
+    several: bool = False  # another call follows the first
 
 
 class XmlCalls:
     """The dialect. `forms` are the tools a call may name; none given accepts every name.
 
+    `only`: a reply is read to its end, and a second call in it is an error.
     `opens_in_thought`: the generation prompt already ends with `<think>`, so a turn starts inside
     a thought.
     """
 
     name = "xml_calls"
 
-    def __init__(self, forms: Sequence[ToolForm] = (), *, opens_in_thought: bool = False) -> None:
+    def __init__(
+        self,
+        forms: Sequence[ToolForm] = (),
+        *,
+        only: bool = False,
+        opens_in_thought: bool = False,
+    ) -> None:
         self._forms = {form.name: form for form in forms}
         if len(self._forms) != len(forms):
             raise ValueError(f"two tools share a name: {[form.name for form in forms]}")
@@ -93,6 +101,7 @@ class XmlCalls:
             wrong = [name for name in (form.name, *keys) if not re.fullmatch(_NAME, name)]
             if wrong or len(set(keys)) != len(keys):
                 raise ValueError(f"tool {form.name!r}: bad or repeated names in {keys} {wrong}")
+        self._only = only
         self._opens_in_thought = opens_in_thought
 
     @property
@@ -105,7 +114,9 @@ class XmlCalls:
         )
 
     def stop(self, text: str) -> bool:
-        if _CLOSE not in text:  # called for every token: the usual case costs one search
+        if (
+            self._only or _CLOSE not in text
+        ):  # called for every token: the usual case costs one search
             return False
         call = self._scan(text).call
         return call is not None and call.end is not None
@@ -147,7 +158,7 @@ class XmlCalls:
     def _scan(self, text: str) -> _Scan:
         position = 0
         first: _Found | None = None
-        stray = False
+        stray = several = False
         spans: list[tuple[int, int]] = []
         if self._opens_in_thought:
             end = text.find("</think>")
@@ -161,21 +172,22 @@ class XmlCalls:
                 end = text.find("</think>", position)
                 if end < 0:
                     spans.append((match.start(), len(text)))
-                    return _Scan(first, True, tuple(spans), stray)
+                    return _Scan(first, True, tuple(spans), stray, several)
                 position = end + len("</think>")
                 spans.append((match.start(), position))
             elif match["unthink"]:  # all before it was a thought, a call included
-                first, stray = None, False
+                first, stray, several = None, False, False
                 spans = [(0, position)]
             elif match["stray"]:
                 stray = stray or first is not None
             else:
                 found = _read_call(text, match.start())
+                several = first is not None
                 first = first or found
                 if found.end is None:
                     break
                 position = found.end
-        return _Scan(first, False, tuple(spans), stray)
+        return _Scan(first, False, tuple(spans), stray, several)
 
     def _no_call(self, text: str, scan: _Scan) -> FormatError:
         kind = FormatErrorKind
@@ -206,6 +218,9 @@ class XmlCalls:
     def _check(self, found: _Found, scan: _Scan) -> FormatError | None:
         kind = FormatErrorKind
         form = self._forms.get(found.name)
+        if self._only and scan.several:
+            problem = "The reply holds more than one call, so none of them was run."
+            return self._error(kind.AMBIGUOUS, problem)
         if form is None and self._forms:
             known = ", ".join(self._forms)
             problem = f"There is no function {found.name!r}. The functions are: {known}."

@@ -23,6 +23,7 @@ class Observation:
     text: str
     changed: bool = False  # whether files may have changed
     final: bool = False  # whether the model hands in its work
+    exit_code: int = 0  # of the command that was run, where the tool runs one
 
 
 class Tool(Protocol):
@@ -52,6 +53,21 @@ def with_range(arguments: Mapping[str, str]) -> Mapping[str, str]:
     if match is None or arguments.get("end", "").strip():
         return arguments
     return {**arguments, "start": match[1], "end": match[2]}
+
+
+def numbers(arguments: Mapping[str, str], name: str, count: int) -> tuple[int, ...] | None:
+    """`count` whole numbers among the arguments ("[3, 9]", "3 9"), or None where absent or empty.
+
+    Raises ToolError when they are others, or not so many.
+    """
+    text = arguments.get(name, "").strip()
+    if not text:
+        return None
+    words = re.split(r"[\s,;:]+", text.strip("[]() "))
+    if len(words) != count or not all(re.fullmatch(r"-?[0-9]{1,9}", word) for word in words):
+        form = "a whole number" if count == 1 else f"{count} whole numbers such as [11, 25]"
+        raise ToolError(f"{name} must be {form}; got {text[:40]!r}.")
+    return tuple(int(word) for word in words)
 
 
 def required(arguments: Mapping[str, str], name: str) -> str:

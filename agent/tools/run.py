@@ -44,13 +44,20 @@ def failures(output: str, limit: int = 700) -> str:
     return clip("\n".join(line[:200] for line in chosen[:12]), limit)
 
 
-def _shown(workspace: Workspace, result: ExecResult) -> Observation:
-    facts = [f"exit code {result.exit_code}"]
+def troubles(result: ExecResult) -> list[str]:
+    """What the sandbox did to a command: its time, memory or processes were used up."""
+    found = []
     if result.timed_out:
-        facts.append(f"stopped after {result.duration:.0f} s, the time limit")
+        found.append(f"stopped after {result.duration:.0f} s, the time limit")
     if result.out_of_memory:
-        facts.append("out of memory")
+        found.append("out of memory")
     if result.pids_exhausted:
-        facts.append("too many processes")
+        found.append("too many processes")
+    return found
+
+
+def _shown(workspace: Workspace, result: ExecResult) -> Observation:
+    facts = [f"exit code {result.exit_code}", *troubles(result)]
     output = clip(result.text.strip("\n"), workspace.observation_chars)
-    return Observation(f"({', '.join(facts)})\n{output or 'no output'}", changed=True)
+    text = f"({', '.join(facts)})\n{output or 'no output'}"
+    return Observation(text, changed=True, exit_code=result.exit_code)

@@ -109,3 +109,12 @@ def clip(text: str, limit: int) -> str:
         tail = tail[cut + 1 :]
     omitted = len(text) - len(head) - len(tail)
     return f"{head.rstrip()}\n[... {omitted} characters left out ...]\n{tail}"
+
+
+def clip_lines(text: str, first: int, last: int) -> str:
+    """The first and last lines of a text that has more than both together."""
+    lines = text.split("\n")
+    if len(lines) <= first + last:
+        return text
+    left_out = len(lines) - first - last
+    return "\n".join([*lines[:first], f"[... {left_out} lines left out ...]", *lines[-last:]])

@@ -18,8 +18,8 @@ def view(workspace: Workspace, arguments: Mapping[str, str]) -> Observation:
     path = workspace.existing(required(arguments, "path"))
     arguments = with_range(arguments)
     start, end = line_number(arguments, "start"), line_number(arguments, "end")
-    if workspace.run(["test", "-d", path]).exit_code == 0:
-        return _folder(workspace, path)
+    if is_folder(workspace, path):
+        return Observation(clip(folder_listing(workspace, path), workspace.observation_chars))
     source = open_source(workspace, path)
     if start is None and end is None and len(source) > workspace.view_lines:
         return Observation(clip(_outline(path, source), workspace.observation_chars))
@@ -49,9 +49,15 @@ def _outline(path: str, source: SourceText) -> str:
     return "\n".join([head, *rows])
 
 
-def _folder(workspace: Workspace, path: str) -> Observation:
+def is_folder(workspace: Workspace, path: str) -> bool:
+    """Whether the path is a folder of the sandbox."""
+    return workspace.run(["test", "-d", path]).exit_code == 0
+
+
+def folder_listing(workspace: Workspace, path: str) -> str:
+    """What lies in a folder, two levels deep, hidden files left out."""
     result = workspace.run(
         ["find", path, "-maxdepth", "2", "-not", "-path", "*/.*", "-not", "-name", "*.pyc"]
     )
     rows = sorted(row.removeprefix("./") for row in result.text.splitlines() if row != path)
-    return Observation(clip("\n".join([f"{path}:", *rows]), workspace.observation_chars))
+    return "\n".join([f"{path}:", *rows])

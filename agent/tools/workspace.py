@@ -15,7 +15,10 @@ _READ_LIMIT = 4_000_000  # bytes; a larger file is no source text
 
 @dataclass(slots=True)
 class Workspace:
-    """A sandbox with one run's limits. All file access of the tools passes through here."""
+    """A sandbox with one run's limits. All file access of the tools passes through here.
+
+    `undo` and `shown` are all the state it has: they are plain JSON (lone surrogates included).
+    """
 
     sandbox: Sandbox
     test_command: str | None = None
@@ -24,6 +27,8 @@ class Workspace:
     observation_chars: int = 3_000
     view_lines: int = 80
     shown: tuple[tuple[str, str], ...] = ()  # path and name of the functions shown with the issue
+    # What edits of `file_editor` replaced, by path, the newest last; None: there was no file.
+    undo: dict[str, list[str | None]] = field(default_factory=dict)
     deadline: float | None = None  # on `clock`; no command runs beyond it
     clock: Callable[[], float] = field(default=time.monotonic)
 
