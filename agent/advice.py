@@ -55,7 +55,14 @@ class Advice:
         return None
 
     def completed(
-        self, call: Call, observation: Observation, patch: bytes, *, failed: bool, steps_left: int
+        self,
+        call: Call,
+        observation: Observation,
+        patch: bytes,
+        *,
+        failed: bool,
+        steps_left: int,
+        tokens_left: int,
     ) -> Observation:
         """An observation with advice. Raises Exit when the model goes round in circles."""
         messages, notes = self._messages, []
@@ -73,7 +80,8 @@ class Advice:
         elif tool in RUNNING:
             notes.append(self.message(messages.after_test, patch))
         if not observation.final:
-            notes.append(self.message(messages.steps_left, patch, left=steps_left))
+            left = {"left": steps_left, "tokens_left": tokens_left}
+            notes.append(self.message(messages.steps_left, patch, **left))
         text = observation.text
         if messages.observation:
             code = observation.exit_code or int(failed)

@@ -153,7 +153,9 @@ class Loop:
 
     def _open(self) -> None:
         """Turn 0: who the model is, the issue, and the code it is about."""
-        system = system_prompt(self.settings, self.instance, self.dialect)
+        system = system_prompt(
+            self.settings, self.instance, self.dialect, workdir=self.sandbox.workdir
+        )
         issue, code = self._user_prompt(system)
         self.chat.open(
             self.log,
@@ -273,6 +275,7 @@ class Loop:
             self._patch.data,
             failed=failed,
             steps_left=self.limits.steps - self.steps,
+            tokens_left=self.limits.total_tokens - len(self.log),
         )
 
     def _format_error(self, turn: ParsedTurn, reply: Reply, limit: int) -> Observation:
@@ -285,8 +288,14 @@ class Loop:
             )
         messages = self.settings.messages
         template = messages.cut_off if reply.finish == "length" else messages.format_error
-        left = self.limits.steps - self.steps
-        return Observation(render(template, message=message, limit=limit, left=left))
+        text = render(
+            template,
+            message=message,
+            limit=limit,
+            left=self.limits.steps - self.steps,
+            tokens_left=self.limits.total_tokens - len(self.log),
+        )
+        return Observation(text)
 
     # What is kept
 

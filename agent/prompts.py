@@ -58,7 +58,11 @@ def tool_schemas(settings: AgentSettings, instance: Instance) -> list[dict[str, 
                 "description": tool.description,
                 "parameters": {
                     "type": "object",
-                    "properties": {key: _property(value) for key, value in tool.parameters.items()},
+                    "properties": {
+                        key: _property(value)
+                        for key, value in tool.parameters.items()
+                        if value.told
+                    },
                     "required": [key for key, value in tool.parameters.items() if value.required],
                 },
             },
@@ -106,7 +110,9 @@ def make_dialect(
     return XmlCalls(forms, only=only, opens_in_thought=opens_in_thought)
 
 
-def system_prompt(settings: AgentSettings, instance: Instance, dialect: Dialect) -> str:
+def system_prompt(
+    settings: AgentSettings, instance: Instance, dialect: Dialect, *, workdir: str
+) -> str:
     """The system message: role, tools, syntax, worked example."""
     tools = offered_tools(settings, instance)
     example = [
@@ -123,6 +129,7 @@ def system_prompt(settings: AgentSettings, instance: Instance, dialect: Dialect)
         tools=tools,
         format_help=dialect.format_help,
         example=example,
+        workdir=workdir,
         limits=settings.limits,
     ).strip()
 

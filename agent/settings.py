@@ -36,6 +36,7 @@ class ParameterSettings(_Strict):
         "string", description="for sets whose tools are described as JSON schemas"
     )
     choices: tuple[str, ...] = Field((), description="all values there are, for JSON schemas")
+    told: bool = Field(True, description="false: accepted, but the model does not hear of it")
 
 
 class ToolSettings(_Strict):

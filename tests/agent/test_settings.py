@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agent.dialects.base import Call
 from agent.prompts import make_dialect, system_prompt, user_prompt
 from agent.settings import AgentSettings, SettingsError, load_settings, tool_sets
 from agent.tools import TOOLS
@@ -17,22 +18,24 @@ ISSUE = Instance("x-1", "Title\n{{ text }} with {% braces %}", test_command="pyt
 
 
 def prompt(settings: AgentSettings) -> str:
-    return system_prompt(settings, ISSUE, make_dialect(settings, ISSUE))
+    return system_prompt(settings, ISSUE, make_dialect(settings, ISSUE), workdir="/workspace")
 
 
 @pytest.mark.parametrize("name", tool_sets())
 def test_every_tool_set_can_be_used(name: str) -> None:
     settings = load_settings(name)
-    assert set(settings.tools) <= set(TOOLS)
+    assert {tool.uses or name for name, tool in settings.tools.items()} <= set(TOOLS)
     text = prompt(settings)
     dialect = make_dialect(settings, ISSUE)
     for turn in settings.example:
         assert turn.call.name in settings.tools
         assert set(turn.call.arguments) <= set(settings.tools[turn.call.name].parameters)
-    # The example is written as calls have to be written.
-    parsed = dialect.parse(text[text.index("ANSWER:") :])
-    assert parsed.call is not None
-    assert parsed.call.name == settings.example[0].call.name
+        # The example is written as calls have to be written.
+        written = dialect.render(Call(turn.call.name, turn.call.arguments))
+        assert written in text
+        assert dialect.parse(written).call is not None
+    issue, code = user_prompt(settings, ISSUE, code="", workdir="/workspace")
+    assert "{{ text }} with {% braces %}" in issue
 
 
 @pytest.mark.parametrize("name", tool_sets())
@@ -92,14 +95,14 @@ def test_a_tool_set_of_ones_own(tmp_path: Path) -> None:
         prompt(settings)
 
 
-@pytest.mark.parametrize("dialect", ["fenced", "xml_calls"])
+@pytest.mark.parametrize("dialect", ["fenced", "xml_calls", "json_calls"])
 def test_the_prompts_fit_every_dialect(dialect: str) -> None:
     settings = load_settings("compact", [f"dialect={dialect}"])
     text = prompt(settings)
-    parsed = make_dialect(settings, ISSUE).parse(text[text.index("ANSWER:") :])
+    parsed = make_dialect(settings, ISSUE).parse(text.split("ANSWER:")[1])
     assert parsed.call is not None
     assert dict(parsed.call.arguments) == settings.example[0].call.arguments
-    with pytest.raises(SettingsError, match="there are: fenced, xml_calls"):
+    with pytest.raises(SettingsError, match="there are: fenced, xml_calls, json_calls"):
         prompt(load_settings("compact", ["dialect=morse"]))
 
 
