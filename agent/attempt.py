@@ -71,7 +71,7 @@ def make_attempt(
                 loaded.model,
                 chat,
                 config,
-                sampling=Sampling(temperature=options.temperature, top_p=options.top_p, seed=seed),
+                sampling=Sampling(**options.sampling(settings).model_dump(), seed=seed),
                 chunk=options.chunk,
                 shared=shared,
             )
@@ -154,8 +154,10 @@ def run_facts(
     sandbox: its kind, and the reason for that choice.
     """
     instance, spec = task.instance, task.spec()
+    settings = options.settings()
+    sampling = options.sampling(settings).model_dump()
     return {
-        "options": options.model_dump(),
+        "options": options.model_dump() | sampling,
         "versions": versions(),
         "git_commit": git_commit(),
         "hardware": hardware(),
@@ -175,12 +177,8 @@ def run_facts(
         },
         "protocol": options.protocol,
         "method": options.method,
-        "sampling": {
-            "temperature": options.temperature,
-            "top_p": options.top_p,
-            "seed": options.first_seed,
-        },
-        "tool_set": options.settings().model_dump(),
+        "sampling": {**sampling, "seed": options.first_seed},
+        "tool_set": settings.model_dump(),
         "sandbox": {**sandbox, "image": spec.image, "limits": spec.limits.model_dump()},
     }
 

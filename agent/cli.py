@@ -97,8 +97,8 @@ def run(
     max_new_tokens: flags.NewTokens = None,
     max_tokens: flags.TotalTokens = None,
     wall_time: flags.WallTime = None,
-    temperature: flags.Temperature = 0.6,
-    top_p: flags.TopP = 0.95,
+    temperature: flags.Temperature = None,
+    top_p: flags.TopP = None,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -124,7 +124,7 @@ def run(
         ),
     ] = False,
     sandbox: flags.SandboxKind = "auto",
-    tools: flags.ToolSet = "compact",
+    tools: flags.ToolSet = "auto",
     set_: flags.Overrides = None,
     out: Annotated[
         Path | None,

@@ -49,8 +49,8 @@ def evaluate(
     max_new_tokens: flags.NewTokens = None,
     max_tokens: flags.TotalTokens = None,
     wall_time: flags.WallTime = None,
-    temperature: flags.Temperature = 0.6,
-    top_p: flags.TopP = 0.95,
+    temperature: flags.Temperature = None,
+    top_p: flags.TopP = None,
     seed: Annotated[
         int,
         typer.Option(help="Of first attempts, and of --shuffle.", rich_help_panel=flags.LIMITS),
@@ -64,7 +64,7 @@ def evaluate(
         ),
     ] = 1,
     sandbox: flags.SandboxKind = "auto",
-    tools: flags.ToolSet = "compact",
+    tools: flags.ToolSet = "auto",
     set_: flags.Overrides = None,
     workers: Annotated[
         int,

@@ -76,8 +76,16 @@ TotalTokens = Annotated[
 WallTime = Annotated[
     float | None, typer.Option(help="Seconds of one attempt.", rich_help_panel=LIMITS)
 ]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=LIMITS)]
-TopP = Annotated[float, typer.Option(help="Mass of the tokens drawn from.", rich_help_panel=LIMITS)]
+Temperature = Annotated[
+    float | None,
+    typer.Option(help="0 is greedy. Default: the tool set's.", rich_help_panel=LIMITS),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        help="Mass of the tokens drawn from. Default: the tool set's.", rich_help_panel=LIMITS
+    ),
+]
 SandboxKind = Annotated[
     str,
     typer.Option(
@@ -87,7 +95,10 @@ SandboxKind = Annotated[
 ToolSet = Annotated[
     str,
     typer.Option(
-        metavar="NAME|FILE", help="Tool set: prompts, tools, limits.", rich_help_panel=LIMITS
+        metavar="NAME|FILE",
+        help="Tool set (prompts, tools, limits, sampling): compact, r2e, bash, native, or auto, "
+        "which goes by the model.",
+        rich_help_panel=LIMITS,
     ),
 ]
 Overrides = Annotated[

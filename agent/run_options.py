@@ -7,7 +7,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from agent.settings import AgentSettings, SettingsError, load_settings
+from agent.settings import AgentSettings, SamplingSettings, SettingsError, load_settings
+from agent.tool_choice import AUTO, choose_tools
 
 DEFAULT_MODEL = "qwen2.5-coder-1.5b"
 DEFAULT_BUDGET = 8192  # resident tokens
@@ -37,7 +38,8 @@ class RunOptions(BaseModel):
     model: str = DEFAULT_MODEL
     dtype: str = "auto"
     device: str = "auto"
-    tools: str = "compact"
+    tools: str = AUTO  # what that comes to takes its place at once
+    tools_reason: str | None = None  # why `tools` was chosen, where it was not named
     method: str = "nexus"
     protocol: Literal["true_eviction", "full_context"] = "true_eviction"
     scope: Literal["prefill", "prefill+decode"] | None = None
@@ -45,14 +47,22 @@ class RunOptions(BaseModel):
     density: float | None = Field(None, gt=0, le=1)
     prefill_eviction: Literal["chunk", "end"] | None = None
     chunk: int = Field(256, ge=1)
-    temperature: float = Field(0.6, ge=0)
-    top_p: float = Field(0.95, gt=0, le=1)
+    temperature: float | None = Field(None, ge=0)  # None: the tool set's, see `sampling`
+    top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=0)
     attempts: int = Field(1, ge=1)
     until_resolved: bool = False
     sandbox: str = "auto"
     apply: bool = False
     overrides: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _chosen(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("tools", AUTO) != AUTO:
+            return data
+        choice = choose_tools(str(data.get("model", DEFAULT_MODEL)))
+        return {**data, "tools": choice.name, "tools_reason": choice.reason}
 
     @model_validator(mode="after")
     def _fits(self) -> RunOptions:
@@ -78,8 +88,6 @@ class RunOptions(BaseModel):
             raise ValueError("--until-resolved needs hidden tests; a task of your own has none")
         if self.budget is not None and self.density is not None:
             raise ValueError("--budget and --density are two ways to say one thing; give one")
-        if self.attempts > 1 and self.temperature == 0:
-            raise ValueError("attempts at temperature 0 are all the same; give a --temperature")
         return self
 
     @property
@@ -95,9 +103,25 @@ class RunOptions(BaseModel):
         return DEMO_SEED if self.demo else DEFAULT_SEED
 
     def settings(self) -> AgentSettings:
-        """The tool set with the overrides that are not the cache's. Raises SettingsError."""
+        """The tool set with the overrides that are not the cache's.
+
+        Raises SettingsError, and OptionError where the run cannot do what it asks for.
+        """
         own = [item for item in self.overrides if not item.strip().startswith("cache.")]
-        return load_settings(self.tools, own)
+        settings = load_settings(self.tools, own)
+        if settings.history == "template" and self.protocol == "true_eviction":
+            raise OptionError(
+                f"tool set {self.tools!r}: history=template drops thoughts of past turns, and what "
+                "a persistent cache was fed cannot be taken back; give --protocol full_context, or "
+                "--set history=raw"
+            )
+        return settings
+
+    def sampling(self, settings: AgentSettings | None = None) -> SamplingSettings:
+        """How replies are drawn: the options, where they say so, else the tool set."""
+        own = (settings or self.settings()).sampling
+        given = {"temperature": self.temperature, "top_p": self.top_p}
+        return own.model_copy(update={key: v for key, v in given.items() if v is not None})
 
     def cache_data(self, seed: int) -> dict[str, Any]:
         """The fields of the eviction config that differ from the preset's."""
@@ -130,8 +154,10 @@ def parse_options(values: dict[str, Any]) -> RunOptions:
     """Options from the command line's values. Raises OptionError with the first fault."""
     try:
         options = RunOptions.model_validate(values)
-        options.settings()
+        settings = options.settings()
         options.cache_data(0)
+        if options.attempts > 1 and options.sampling(settings).temperature == 0:
+            raise OptionError("attempts at temperature 0 are all the same; give a --temperature")
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]).replace("_", "-")

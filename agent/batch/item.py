@@ -105,6 +105,7 @@ def make_items(
         source = str(Path(source).resolve())
     config = config if config is not None else config_digest(options)
     deciding = options.model_dump(mode="json", include=set(DECIDING))
+    deciding |= options.sampling().model_dump()
     # Without a task the options would be the demo's, which has a seed of its own.
     deciding["seed"] = options.seed or 0
     rows = list(entries)
@@ -124,7 +125,8 @@ def make_items(
 
 
 def settled(options: RunOptions) -> RunOptions:
-    """The options with each `auto` replaced by what it comes to on this machine.
+    """The options with each `auto` replaced by what it comes to on this machine, and with the
+    tool set's sampling where they name none.
 
     Otherwise runs of one key could differ in sandbox or precision. Raises SandboxError where no
     sandbox can be used, and OptionError for a dtype or device that is not there.
@@ -147,7 +149,7 @@ def settled(options: RunOptions) -> RunOptions:
     if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
         raise OptionError(f"--device {where}: there are {torch.cuda.device_count()} such devices")
     update = {"sandbox": kind, "device": str(where), "dtype": dtype}
-    return options.model_copy(update=update)
+    return options.model_copy(update=update | options.sampling().model_dump())
 
 
 def config_digest(options: RunOptions) -> str:

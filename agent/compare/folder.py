@@ -103,6 +103,7 @@ def run(
                     "source": asked.source,
                     "grid": asked.grid.model_dump(mode="json"),
                     "options": items[0].options,
+                    "tools_reason": asked.grid.run_options(asked.grid.cells()[0]).tools_reason,
                     "runs": len(items),
                     "workers": request.workers,
                     **made,

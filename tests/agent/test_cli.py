@@ -89,7 +89,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def run_repo(tiny: Path, repo: Path, out: Path, *more: str) -> tuple[int, str]:
     return agent(
         "run", "--repo", repo, "--issue", "double(2) is 5", "--model", tiny, "--out", out,
-        "--sandbox", "bubblewrap", "--dtype", "float32", "--set", "dialect=xml_calls", *more,
+        "--sandbox", "bubblewrap", "--dtype", "float32", "--tools", "compact",
+        "--set", "dialect=xml_calls", *more,
     )  # fmt: skip
 
 
@@ -263,7 +264,7 @@ def test_json_is_all_that_is_printed(
     arguments = [
         "run", "--repo", str(repo), "--issue", "double(2) is 5", "--model", str(tiny_model),
         "--out", str(tmp_path / "out"), "--sandbox", "bubblewrap", "--json",
-        "--set", "dialect=xml_calls",
+        "--tools", "compact", "--set", "dialect=xml_calls",
     ]  # fmt: skip
     result = CliRunner().invoke(app, arguments)
     assert json.loads(result.stdout) == report(only_run(tmp_path / "out"))
@@ -346,7 +347,7 @@ def test_until_resolved_stops_and_says_so(
     scripted.extend([[OTHER, xml("submit")], [FIX, xml("submit")], [FIX]])
     options = parse_options(
         {"repo": str(repo), "issue": "double(2) is 5", "model": str(tiny_model), "attempts": 3,
-         "sandbox": "bubblewrap", "overrides": ("dialect=xml_calls",)}
+         "sandbox": "bubblewrap", "tools": "compact", "overrides": ("dialect=xml_calls",)}
     )  # fmt: skip
     # The option is refused for --repo, whose tasks have no tests; here the task has one.
     options = options.model_copy(update={"until_resolved": True})

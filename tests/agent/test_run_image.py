@@ -33,7 +33,7 @@ def test_a_project_in_an_image_is_worked_on_by_name(
     scripted.append([FIX, TEST, SUBMIT])
     status, text = agent(
         "run", "--image", image, "--issue", "double(2) is 5", "--model", tiny_model,
-        "--out", tmp_path / "out",
+        "--tools", "compact", "--out", tmp_path / "out",
     )  # fmt: skip
     assert status == 0, text
     folder = only_run(tmp_path / "out")

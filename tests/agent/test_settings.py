@@ -34,7 +34,7 @@ def test_every_tool_set_can_be_used(name: str) -> None:
         written = dialect.render(Call(turn.call.name, turn.call.arguments))
         assert written in text
         assert dialect.parse(written).call is not None
-    issue, code = user_prompt(settings, ISSUE, code="", workdir="/workspace")
+    issue, _ = user_prompt(settings, ISSUE, code="", workdir="/workspace")
     assert "{{ text }} with {% braces %}" in issue
 
 
