@@ -1,7 +1,7 @@
 # make demo   set up, then let a real model fix a real bug in a sandbox
 # make test   set up, then run the tests
 # make check  set up, then lint, types and tests
-# make oracles  fetch kvpress (1 MB), with which the tests marked `oracle` compare
+# make oracles  fetch kvpress and trl (1 MB each), with which the tests marked `oracle` compare
 # make oracles-swebench  fetch the official harness of SWE-bench (490 MB) for those that are slow
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv

@@ -9,23 +9,28 @@ decoded or encoded again. Contents are encoded so that no text in them becomes a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
 
 from agent.chat_layout import LayoutError, Message, Render, chatml, read_layout
+from agent.control_tokens import ControlTokens
 from agent.token_log import TokenLog
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Role = Literal["user", "tool"]
+Tool = Mapping[str, Any]  # a JSON schema: {"type": "function", "function": {"name": ...}}
+Piece = str | int  # a text from outside, or the id of a control token
 
 # Special tokens with which models end a turn or a text, beside the template's own close.
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>")
-
+_THINK, _UNTHINK = "<think>", "</think>"
 
 # The conversation of the self-test: blanks at the ends, indentation, blank lines, other scripts.
 _TEST_SYSTEM = "Follow the rules.\n\n  1. One call."
@@ -43,6 +48,9 @@ _TEST_REPLIES = (
     "Submit",
 )
 
+_OPENING = ({"role": "system", "content": "s"}, {"role": "user", "content": "u"})
+_EMPTY_THOUGHT = rf"(?:{_THINK})?\s*(?:{_UNTHINK})?\s*"
+
 
 class UnbridgeableTemplate(ValueError):
     """The model's chat template cannot be continued by appending ids only."""
@@ -56,40 +64,45 @@ class Chat:
     thought kept. A template that fails is replaced by plain ChatML if the tokenizer has
     `<|im_start|>` and `<|im_end|>` as special tokens; otherwise `UnbridgeableTemplate` is raised.
 
+    tools: JSON schemas that the template writes into turn 0 in its own way. `UnbridgeableTemplate`
+    where it does not: there is no plain form to fall back to. thinking: False switches the model's
+    thoughts off, by the template's own switch (`enable_thinking`); `UnbridgeableTemplate` where it
+    has none. None leaves it to the template.
+
     Attributes: `stop_ids`, the ids that end a turn; `close_id`, the one the template ends it with;
-    `roles`, the roles a bridged message can have; `layout_source`, "template" or "chatml", and
-    `layout_note`, why the template was not used; `opens_in_thought`, whether the generation prompt
-    leaves the model inside `<think>`.
+    `roles`, the roles a bridged message can have; `tools`; `layout_source`, "template" or "chatml",
+    and `layout_note`, why the template was not used; `opens_in_thought`, whether the generation
+    prompt leaves the model inside `<think>`.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str = "the model") -> None:
-        self.name = name
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str = "the model",
+        tools: Sequence[Tool] | None = None,
+        *,
+        thinking: bool | None = None,
+    ) -> None:
+        self.name, self.tools, self._thinking = name, tuple(tools or ()), thinking
         self._tokenizer: Any = tokenizer
-        template = str(tokenizer.chat_template or "")
-        self._control: dict[str, int] = {}
-        self._special: set[str] = set()
-        marks = []
-        for token_id, token in tokenizer.added_tokens_decoder.items():
-            # Some tokens are not special, but structure to this template: <think>, <tool_response>.
-            mark = bool(token.content.strip()) and token.content in template and not token.special
-            if token.special:
-                self._special.add(token.content)
-            if token.special or mark:
-                self._control[token.content] = token_id
-            if mark:
-                marks.append(token.content)
-        self._control_ids = frozenset(self._control.values())
-        self._at_control, self._at_marks = _any_of(self._control), _any_of(marks)
+        self._tokens = ControlTokens(tokenizer, str(tokenizer.chat_template or ""))
+        self._schemas = self._tokens.hide(self.tools)
         self.layout_source: Literal["template", "chatml"] = "template"
         self.layout_note = ""
         try:
+            self._check_tools()
+            self._check_thinking()
             self._use(self._render)
         except LayoutError as error:
             self._fall_back(error)
-        self.opens_in_thought = self._layout.user.after.rstrip().endswith("<think>")
-        ends = {self._control[text] for text in _ENDS if text in self._special}
+        self.opens_in_thought = self._layout.user.after.rstrip().endswith(_THINK)
+        ends = {self._tokens.by_text[text] for text in _ENDS if text in self._tokens.special}
         eos = tokenizer.eos_token_id
         self.stop_ids = frozenset({self.close_id, *ends} | (set() if eos is None else {eos}))
+
+    def with_tools(self, tools: Sequence[Tool]) -> Chat:
+        """The same chat for a model that is given these tools."""
+        return Chat(self._tokenizer, self.name, tools, thinking=self._thinking)
 
     # Writing to a log
 
@@ -115,9 +128,13 @@ class Chat:
         first, second = self._layout.system, self._layout.user
         system_end, user_header = self._divide(first.after)
         user_end, prompt = self._divide(second.after)
-        system_ids = self._ids(first.before, first.edges(system), system_end)
-        user_ids = self._ids(user_header, second.edges(user + tail), user_end)
-        cut = len(self._ids(user_header, second.edges(user))) if tail else len(user_ids)
+        system_ids = self._tokens.ids_between(first.before, first.edges(system), system_end)
+        user_ids = self._tokens.ids_between(user_header, second.edges(user + tail), user_end)
+        cut = (
+            len(self._tokens.ids_between(user_header, second.edges(user)))
+            if tail
+            else len(user_ids)
+        )
         log.append(
             system_ids, role="system", kind="injected", turn=0, pinned=pin_system, text=system
         )
@@ -126,7 +143,9 @@ class Chat:
             log.append(
                 user_ids[cut:], role="user", kind="injected", turn=0, pinned=pin_tail, text=tail
             )
-        log.append(self._ids(prompt), role="assistant", kind="injected", turn=0, text=prompt)
+        log.append(
+            self._tokens.ids_between(prompt), role="assistant", kind="injected", turn=0, text=prompt
+        )
 
     def bridge(
         self, log: TokenLog, text: str, *, role: Role = "user", turn: int, pinned: bool = False
@@ -151,9 +170,17 @@ class Chat:
             )
         slot = self._layout.messages[role]
         end, prompt = self._divide(slot.after)
-        message = self._ids(slot.before.removeprefix(self._close), slot.edges(text), end)
+        message = self._tokens.ids_between(
+            slot.before.removeprefix(self._close), slot.edges(text), end
+        )
         log.append(message, role=role, kind="injected", turn=turn, pinned=pinned, text=text)
-        log.append(self._ids(prompt), role="assistant", kind="injected", turn=turn, text=prompt)
+        log.append(
+            self._tokens.ids_between(prompt),
+            role="assistant",
+            kind="injected",
+            turn=turn,
+            text=prompt,
+        )
 
     # Text and ids
 
@@ -169,10 +196,7 @@ class Chat:
         kept = list(ids)
         if kept and kept[-1] in self.stop_ids:
             kept.pop()
-        decoded: str = self._tokenizer.decode(
-            kept, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return decoded
+        return self._decode(kept)
 
     def encode(self, text: str) -> list[int]:
         """Encode text from outside: no id of it is a control token, whatever it spells.
@@ -180,78 +204,160 @@ class Chat:
         Decoding gives the text back, except for what the tokenizer itself normalizes (Qwen's
         composes characters to NFC) and lone surrogates, which become U+FFFD.
         """
-        clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        # A mark is broken after its first character, so that it is no longer seen as one.
-        pieces = [
-            part
-            for at, piece in enumerate(self._at_marks.split(clean))
-            for part in ((piece[:1], piece[1:]) if at % 2 else (piece,))
-        ]
-        ids = self._encode_pieces(pieces)
-        if not self._control_ids.isdisjoint(ids):  # overlapping marks: keep all characters apart
-            ids = self._encode_pieces(clean)
-        return ids
+        return self._tokens.encode(text)
 
-    def _encode_pieces(self, pieces: Iterable[str]) -> list[int]:
-        ids: list[int] = []
-        for piece in filter(None, pieces):
-            ids += self._tokenizer.encode(
-                piece, add_special_tokens=False, split_special_tokens=True
-            )
-        return ids
+    def pieces(self, ids: Iterable[int]) -> list[Piece]:
+        """What `text` gives for ids that were sampled, marks such as <think> kept as their ids."""
+        kept = list(ids)
+        if kept and kept[-1] in self.stop_ids:
+            kept.pop()
+        pieces: list[Piece] = []
+        for marks, group in groupby(kept, self._tokens.marks.__contains__):
+            run = list(group)
+            pieces += run if marks else [self._decode(run)]
+        return pieces
 
-    def _ids(self, before: str, content: str = "", after: str = "") -> list[int]:
-        """Ids of a content between texts of the template, whose control tokens are real ones.
+    def thought_tokens(self, ids: Sequence[int]) -> int:
+        """How many ids of a reply stand inside <think>...</think>, the tags included.
 
-        Text between two control tokens is encoded in one piece, content and template together, as
-        it is when the whole conversation is encoded: blanks at the seam may share a token.
+        A reply starts inside where the generation prompt opens a thought. A thought that was never
+        closed goes on to the end; all before a `</think>` that was never opened is one too.
         """
-        ids: list[int] = []
-        run = ""
-        for text, at_control in ((before, True), (content, False), (after, True)):
-            for at, piece in enumerate(self._at_control.split(text) if at_control else [text]):
-                if at % 2:
-                    ids += [*self.encode(run), self._control[piece]]
-                    run = ""
-                else:
-                    run += piece
-        return ids + self.encode(run)
+        kept = list(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
+        text = self._decode(kept, skip_special_tokens=False)
+        spans: list[tuple[int, int]] = []
+        start = 0 if self.opens_in_thought else None
+        for tag in re.finditer(f"{_THINK}|{_UNTHINK}", text):
+            if tag[0] == _THINK:
+                start = tag.start() if start is None else start
+            elif start is None:
+                spans = [(0, tag.end())]
+            else:
+                spans.append((start, tag.end()))
+                start = None
+        if start is not None:
+            spans.append((start, len(text)))
+
+        def ids_up_to(end: int) -> int:  # the fewest that decode to the text up to there
+            wanted = text[:end]
+            return bisect_left(
+                range(len(kept)),
+                True,
+                key=lambda n: self._decode(kept[:n], skip_special_tokens=False).startswith(wanted),
+            )
+
+        return sum(
+            ids_up_to(end) - (ids_up_to(start + 1) - 1 if start else 0)
+            for start, end in spans
+            if start < end
+        )
+
+    def _decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        text: str = self._tokenizer.decode(
+            ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    # The conversation as a whole
+
+    def whole(self, messages: Iterable[tuple[str, Sequence[Piece]]]) -> list[int]:
+        """Ids of a conversation (role, content) as the template renders it, prompt at the end.
+
+        A control token is one that the template writes or that is given as an id in a content. One
+        that a text spells is hidden from the template, so that it neither becomes one nor is taken
+        for one there. Raises `UnbridgeableTemplate` where the template is not used or fails.
+        """
+        rows = [_message(role, self._hidden(content)) for role, content in messages]
+        if self.layout_source != "template":
+            raise UnbridgeableTemplate(self.layout_note)
+        try:
+            return self._tokens.ids_between(self._render(rows))
+        except LayoutError as error:
+            raise UnbridgeableTemplate(f"the chat template of {self.name}: {error}") from error
+
+    def _hidden(self, content: Sequence[Piece]) -> str:
+        """A content in which only ids are control tokens. Texts side by side are one text."""
+        texts = {token_id: text for text, token_id in self._tokens.by_text.items()}
+        said = ""
+        for mark, group in groupby(content, lambda piece: isinstance(piece, int)):
+            run = list(group)
+            if mark:
+                said += "".join(texts[piece] for piece in run if isinstance(piece, int))
+            else:
+                said += self._tokens.hide("".join(map(str, run)))
+        return said
+
+    @property
+    def thought_opener(self) -> list[Piece]:
+        """What the generation prompt opens a thought with; empty where it does not."""
+        if not self.opens_in_thought:
+            return []
+        prompt = self._layout.user.after
+        return [
+            self._tokens.by_text[piece] if at % 2 else piece
+            for at, piece in enumerate(self._tokens.pattern.split(prompt[prompt.rindex(_THINK) :]))
+            if piece
+        ]
 
     def _divide(self, text: str) -> tuple[str, str]:
         """Cut what follows a message into its own end and the header of the next one."""
-        close = re.search(rf"{re.escape(self._close)}\s*(?={self._at_control.pattern}|\Z)", text)
+        close = re.search(
+            rf"{re.escape(self._close)}\s*(?={self._tokens.pattern.pattern}|\Z)", text
+        )
         return (text[: close.end()], text[close.end() :]) if close else (text, "")
 
     # Reading the template
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message], **changes: Any) -> str:
         if not self._tokenizer.chat_template:
             raise LayoutError("it has none")
+        given: dict[str, Any] = {"tools": self._schemas or None}
+        if self._thinking is not None:
+            given["enable_thinking"] = self._thinking
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=True,
+                **given | changes,
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             roles = ", ".join(message["role"] for message in messages)
             raise LayoutError(f"it does not render the messages {roles}: {error}") from error
         return text
 
+    def _check_tools(self) -> None:
+        """Every tool has a name, and the template writes it."""
+        for tool, schema in zip(self.tools, self._schemas, strict=True):
+            name = schema.get("function", schema).get("name")
+            if not name or not isinstance(name, str):
+                raise ValueError(f"a tool's schema has no name: {dict(tool)!r}")
+            given, bare = self._render(_OPENING), self._render(_OPENING, tools=None)
+            if given.count(name) <= bare.count(name):
+                raise LayoutError(f"it writes nothing about the tool {name!r} it is given")
+
+    def _check_thinking(self) -> None:
+        if self._thinking is False and self._render(_OPENING) == self._render(
+            _OPENING, enable_thinking=True
+        ):
+            raise LayoutError("it has no switch `enable_thinking`")
+
     def _use(self, render: Render) -> None:
         """Take the layout of `render` and test it; `LayoutError` if it does not hold."""
         layout = read_layout(render)
-        close = self._at_control.match(layout.messages["user"].before)
+        close = self._tokens.pattern.match(layout.messages["user"].before)
         if close is None:
             raise LayoutError(
                 "an assistant turn does not end with one special token but with "
                 f"{layout.messages['user'].before!r}"
             )
         openers = layout.past_opener + layout.opener
-        if any(text in openers for text in self._special):
+        if any(text in openers for text in self._tokens.special):
             raise LayoutError(
                 f"the generation prompt ends with {layout.opener!r} where an assistant turn of the "
                 f"past has {layout.past_opener!r}"
             )
-        self._close, self.close_id = close[0], self._control[close[0]]
+        self._close, self.close_id = close[0], self._tokens.by_text[close[0]]
         self._layout = layout
         self._test_contents()
         self._test_conversation(render, ("user", "user", "user", "user"))
@@ -267,7 +373,16 @@ class Chat:
     def _fall_back(self, error: LayoutError) -> None:
         refused = f"the chat template of {self.name} cannot be continued by appending ids: {error}"
         remedy = "Choose a model with another template."
-        if not {"<|im_start|>", "<|im_end|>"} <= self._special:
+        if self.tools:
+            raise UnbridgeableTemplate(
+                f"the chat template of {self.name} cannot be given tools: {error}. Choose a tool "
+                "set that describes its tools in the prompt, such as bash or compact"
+            ) from error
+        if self._thinking is False:
+            raise UnbridgeableTemplate(
+                f"thinking cannot be switched off for {self.name} by its chat template: {error}"
+            ) from error
+        if not {"<|im_start|>", "<|im_end|>"} <= self._tokens.special:
             raise UnbridgeableTemplate(f"{refused}. {remedy}") from error
         try:
             self._use(chatml)
@@ -279,12 +394,12 @@ class Chat:
 
     def _test_contents(self) -> None:
         """No control token comes out of a text that spells it, and the text comes back."""
-        text = "a".join(["", *self._control, *self._control, ""])
+        text = "a".join(["", *self._tokens.by_text, *self._tokens.by_text, ""])
         ids = self.encode(text)
         back = self._tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-        if not self._control_ids.isdisjoint(ids) or back != text:
+        if not self._tokens.ids.isdisjoint(ids) or back != text:
             raise LayoutError("text that spells its control tokens cannot be encoded as plain text")
 
     def _test_conversation(self, render: Render, roles: Sequence[Role]) -> None:
@@ -294,7 +409,7 @@ class Chat:
         messages = [_message("system", _TEST_SYSTEM), _message("user", _TEST_MESSAGES[0])]
         words = []
         for turn, role in enumerate(roles):
-            ids = self._tokenizer.encode(_TEST_REPLIES[turn], add_special_tokens=False)
+            ids = self._encode_render(_TEST_REPLIES[turn])
             closed = [self.close_id] if turn % 2 else []  # every other turn is cut off
             log.append([*ids, *closed], role="assistant", kind="sampled", turn=turn)
             self.bridge(log, _TEST_MESSAGES[turn + 1], role=role, turn=turn + 1)
@@ -307,10 +422,9 @@ class Chat:
         whole = render(messages)
         for word, reply in zip(words, _TEST_REPLIES, strict=False):
             head, _, whole = whole.partition(word)
-            head = head.removesuffix(self._layout.past_opener) + self._layout.opener
-            expected += self._tokenizer.encode(head, add_special_tokens=False)
-            expected += self._tokenizer.encode(reply, add_special_tokens=False)
-        expected += self._tokenizer.encode(whole, add_special_tokens=False)
+            expected += self._encode_render(self._with_opener(head))
+            expected += self._encode_render(reply)
+        expected += self._encode_render(whole)
         if list(log.ids) == expected:
             return
         at = next(
@@ -329,11 +443,22 @@ class Chat:
             f"has {seen!r}"
         )
 
+    def _with_opener(self, head: str) -> str:
+        """What precedes a turn of the past, with the end it had when that turn was sampled.
 
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """One group that matches any of `texts`, the longest first; nothing if there is none."""
-    choices = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
-    return re.compile(f"({choices})" if choices else r"(?!)()")
+        There the template may write the end of an empty thought, or leave out what opened one.
+        """
+        header = self._divide(self._layout.user.after)[1].removesuffix(self._layout.opener)
+        before, found, seen = head.rpartition(header)
+        known = seen in ("", self._layout.past_opener) or re.fullmatch(_EMPTY_THOUGHT, seen)
+        return before + header + self._layout.opener if found and known else head
+
+    def _encode_render(self, text: str) -> list[int]:
+        """Encode by the tokenizer alone, unless schemas of tools spell control tokens in it."""
+        if self._tokens.hides(text):
+            return self._tokens.ids_between(text)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
 
 def _message(role: str, content: str) -> Message:

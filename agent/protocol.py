@@ -1,12 +1,13 @@
 """Two ways to serve the same token log: one cache for ever, or the whole history every turn.
 
 Both read the ids of one `TokenLog` and sample with the same draws, so that they differ in the cache
-alone.
+alone. With `history="template"` the second reads the log as the model's chat template renders it,
+as a server that is sent messages would; then the ids differ too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from agent.chat import Chat
 from agent.session import Finish, Session, TurnStats
 from agent.shared_prompt import SharedPrompt
+from agent.template_history import template_ids
 from agent.token_log import TokenLog
 from cache import AnyConfig, Sampling, make_pool
 from cache.attention import attach
@@ -22,6 +24,7 @@ from cache.generate import DEFAULT_CHUNK
 
 ProtocolName = Literal["true_eviction", "full_context"]
 PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
+History = Literal["raw", "template"]
 
 
 class LogChanged(RuntimeError):
@@ -78,8 +81,9 @@ class _CacheProtocol:
         sampling: Sampling,
         chunk: int = DEFAULT_CHUNK,
         shared: SharedPrompt | None = None,
+        history: History = "raw",
     ) -> None:
-        self.chat = chat
+        self.chat, self.history = chat, history
         self._model, self._config = model, config
         self._sampling, self._chunk = sampling, chunk
         self._shared = shared
@@ -104,12 +108,13 @@ class _CacheProtocol:
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Reply:
         self._check_prefix(log)
+        ids = log.ids if self.history == "raw" else _rendered(self.chat, log)
         self._begin_turn()
         shared, self._shared = self._shared, None  # the first prompt alone is shared
-        if shared is None:
-            self._feed(log, on_prefill)
+        if shared is None or ids != log.ids:
+            self._feed(ids, log, on_prefill)
         elif not self._take(shared, log):
-            self._feed(log, on_prefill)
+            self._feed(ids, log, on_prefill)
             shared.keep(self.session, log)
         session, chat = self.session, self.chat
 
@@ -142,10 +147,15 @@ class _CacheProtocol:
         self._pinned = set(log.pinned_spans())
         return True
 
-    def _feed(self, log: TokenLog, on_prefill: Callable[[int, int], None] | None) -> None:
-        """Pin what is to be pinned, then prefill what the session has not seen of the log."""
+    def _feed(
+        self,
+        ids: Sequence[int],
+        log: TokenLog,
+        on_prefill: Callable[[int, int], None] | None,
+    ) -> None:
+        """Pin what is to be pinned, then prefill what the session has not seen of `ids`."""
         self._pin(log)
-        new = log.ids[self.session.cache.seen :]
+        new = ids[self.session.cache.seen :]
         progress = None
         if on_prefill is not None:
             total, report = len(new), on_prefill
@@ -197,10 +207,13 @@ def make_protocol(
     sampling: Sampling,
     chunk: int = DEFAULT_CHUNK,
     shared: SharedPrompt | None = None,
+    history: History = "raw",
 ) -> ReplyProtocol:
     """The protocol called `name`. Raises ValueError for an unknown one.
 
     shared: where the first prompt comes from if it was prefilled already, and is kept if not.
+    history: "template" feeds `template_ids(chat, log)` in place of the log's ids; ValueError under
+    true_eviction, and for a chat whose template is not used.
     """
     known: dict[str, type[_CacheProtocol]] = {
         "true_eviction": TrueEviction,
@@ -208,4 +221,35 @@ def make_protocol(
     }
     if name not in known:
         raise ValueError(f"unknown protocol {name!r}; there are: {', '.join(known)}")
-    return known[name](model, chat, config, sampling=sampling, chunk=chunk, shared=shared)
+    if history not in get_args(History):
+        raise ValueError(f"unknown history {history!r}; there are: {', '.join(get_args(History))}")
+    if history == "template" and name == "true_eviction":
+        raise ValueError(
+            "history=template rewrites the past at every turn (thoughts are stripped), and "
+            "true_eviction's one cache can only be appended to: use full_context, or history=raw"
+        )
+    if history == "template" and chat.layout_source != "template":
+        raise ValueError(
+            f"history=template needs the model's own chat template: {chat.layout_note}. "
+            "Use history=raw"
+        )
+    return known[name](
+        model, chat, config, sampling=sampling, chunk=chunk, shared=shared, history=history
+    )
+
+
+def _rendered(chat: Chat, log: TokenLog) -> Sequence[int]:
+    """The log's conversation as its template renders it, with what is pinned at the same ids.
+
+    Pins are positions in the log. They hold for the rendering too where both begin alike, as they
+    do for turn 0. Raises ValueError for a pinned span behind the point where they part.
+    """
+    ids = template_ids(chat, log)
+    pinned = max((end for _, end in log.pinned_spans()), default=0)
+    if tuple(ids[:pinned]) != log.ids[:pinned]:
+        raise ValueError(
+            f"ids up to {pinned} are pinned, but the chat template of {chat.name} renders them in "
+            "another way than the log has them: with history=template pin nothing but the system "
+            "and the first user message, or use history=raw"
+        )
+    return ids

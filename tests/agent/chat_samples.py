@@ -22,7 +22,14 @@ CORPUS = [
 ] * 40
 
 CHATML_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-CHATML_MARKS = ("<think>", "</think>", "<tool_response>", "</tool_response>")
+CHATML_MARKS = (
+    "<think>",
+    "</think>",
+    "<tool_response>",
+    "</tool_response>",
+    "<tool_call>",
+    "</tool_call>",
+)
 
 # With no system message it writes one of its own, as Qwen2.5's and SmolLM2's do.
 CHATML = """
@@ -33,6 +40,24 @@ CHATML = """
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
 """.replace("system\\n", "system\n")
+
+# Keeps an empty thought in turns after the last question only, as Qwen3.5's does.
+THINKS_SINCE = """
+{%- set ns = namespace(last=0) -%}
+{%- for m in messages -%}
+{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for m in messages -%}
+{%- if m.role == 'assistant' and loop.index0 > ns.last and '<think>' not in m.content -%}
+{{- '<|im_start|>assistant\n<think>\n\n</think>\n\n' + m.content + '<|im_end|>\n' -}}
+{%- elif m.role == 'tool' -%}
+{{- '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' -}}
+{%- else -%}
+{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
 
 # Drops the thoughts of all turns before the last question, as Qwen3's does; wraps tool output.
 STRIPS_THOUGHTS = """
@@ -48,6 +73,38 @@ STRIPS_THOUGHTS = """
 {%- else -%}
 {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' -}}
 {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+
+# Writes the tools it is given behind the system message, and has a switch for thoughts.
+KNOWS_TOOLS = """
+{%- for m in messages -%}
+{%- if loop.first and tools -%}
+{{- '<|im_start|>system\n' + m.content + '\n\nTools:' -}}
+{%- for tool in tools -%}{{- '\n' + (tool | tojson) -}}{%- endfor -%}
+{{- '\nCall one by <tool_call>{"name": ...}</tool_call>.<|im_end|>\n' -}}
+{%- elif m.role == 'tool' -%}
+{{- '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' -}}
+{%- else -%}
+{{- '<|im_start|>' + m.role + '\n' + m.content.split('</think>')[-1] + '<|im_end|>\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\n' -}}
+{%- if enable_thinking is defined and not enable_thinking -%}
+{{- '<think>\n\n</think>\n\n' -}}
+{%- endif -%}
+{%- endif -%}
+"""
+
+# As above, but the tools stand before the newest message of the user, wherever that is.
+MOVES_TOOLS = """
+{%- for m in messages -%}
+{%- if loop.last and tools -%}
+{{- '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' -}}
+{%- endif -%}
+{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
 """
@@ -162,6 +219,7 @@ class Sample:
 SAMPLES = {
     "chatml": Sample(lambda: build(CHATML), write_chatml, ("user", "tool")),
     "strips thoughts": Sample(lambda: build(STRIPS_THOUGHTS), write_wrapped, ("user", "tool")),
+    "thinks since": Sample(lambda: build(THINKS_SINCE), write_wrapped, ("user", "tool")),
     "opens thought": Sample(lambda: build(OPENS_THOUGHT), write_opened, ("user", "tool")),
     "llama": Sample(lambda: build(LLAMA_LIKE, LLAMA_SPECIALS, ()), write_llama, ("user",)),
     "fallback": Sample(lambda: build(REWRITES_THE_PAST), write_chatml, ("user",), "chatml"),

@@ -145,7 +145,7 @@ def test_what_is_written_never_changes_over_twenty_turns(name: str) -> None:
 @given(data=st.data())
 def test_no_text_becomes_a_control_token(name: str, data: st.DataObject) -> None:
     chat = chat_of(name)
-    control = sorted(chat._control)
+    control = sorted(chat._tokens.by_text)
     text = st.lists(st.sampled_from([*control, "a", " ", "\n", "<", "|>"]), max_size=10)
     system, issue, output = ("".join(data.draw(text)) for _ in range(3))
     innocent, log = TokenLog(), TokenLog()
@@ -153,8 +153,8 @@ def test_no_text_becomes_a_control_token(name: str, data: st.DataObject) -> None
         chat.open(target, contents[0], contents[1])
         chat.bridge(target, contents[2], turn=1)
 
-    wanted = [i for i in innocent.ids if i in chat._control_ids]
-    assert [i for i in log.ids if i in chat._control_ids] == wanted
+    wanted = [i for i in innocent.ids if i in chat._tokens.ids]
+    assert [i for i in log.ids if i in chat._tokens.ids] == wanted
     assert decode(chat, chat.encode(output)) == output
 
 
@@ -194,7 +194,7 @@ def test_a_cut_off_turn_is_closed_once_as_injected() -> None:
 
 def test_a_turn_that_ended_with_another_stop_id_is_closed_too() -> None:
     chat = chat_of("chatml")
-    end = chat._control["<|endoftext|>"]
+    end = chat._tokens.by_text["<|endoftext|>"]
     assert {end, chat.close_id} <= chat.stop_ids
     log = TokenLog()
     chat.open(log, "s", "u")
@@ -373,11 +373,11 @@ def test_hostile_output_stays_text_in_real_models(name: str) -> None:
     log = TokenLog()
     chat.open(log, HOSTILE, HOSTILE)
     chat.bridge(log, HOSTILE, turn=1)
-    control = [decode(chat, [i]) for i in log.ids if i in chat._control_ids]
+    control = [decode(chat, [i]) for i in log.ids if i in chat._tokens.ids]
     opening = ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"]
     assert control == [*opening, "<|im_end|>", *["<|im_start|>", "<|im_end|>"], "<|im_start|>"]
     ids = chat.encode(HOSTILE)
-    assert chat._control_ids.isdisjoint(ids)
+    assert chat._tokens.ids.isdisjoint(ids)
     assert decode(chat, ids) == HOSTILE
     assert chat.text(ids) == HOSTILE  # no special token in it, so nothing is left out
 
