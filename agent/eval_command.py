@@ -193,6 +193,7 @@ def _greet(batch: _Batch, done: int) -> None:
     size = batch.facts["cache"].get("budget")
     batch.say(f"{len(names)} instances of {batch.facts['source']['name']}, {len(items)} runs")
     batch.say(f"model: {options.model}, {batch.facts['options']['dtype']}")
+    batch.say(f"tools: {options.tools} ({options.tools_reason or 'as asked for'})")
     batch.say(f"cache: {options.method}, {options.protocol}, {_size_words(size)}")
     batch.say(f"sandbox: {batch.facts['sandbox']['kind']} ({batch.facts['sandbox']['reason']})")
     if done:

@@ -108,6 +108,7 @@ def _made(run: Run) -> tuple[dict[str, Any], int]:
         loaded = load(options.model, dtype=options.dtype, device=options.device, progress=progress)
     chat = Chat(loaded.tokenizer, loaded.name)
     run.say(f"model: {loaded.name}, {loaded.precision}, {loaded.device}")
+    run.say(f"tools: {options.tools} ({options.tools_reason or 'as asked for'})")
     run.say(f"cache: {options.method}, {options.protocol}; {_budget_words(config)}")
     run.say(f"run folder: {run.folder}")
     run.facts = {
