@@ -18,11 +18,10 @@ Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 def _mul_hi_lo(multiplier: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """High and low 32 bits of multiplier * x, without leaving signed 64-bit integers."""
-    low, high = x & 0xFFFF, x >> 16
-    # multiplier < 2^32 and each half < 2^16: both partial products stay below 2^48.
-    partial_low, partial_high = multiplier * low, multiplier * high
-    carry = (partial_low >> 16) + partial_high  # floor(product / 2^16)
-    return carry >> 16, ((carry & 0xFFFF) << 16) | (partial_low & 0xFFFF)
+    # multiplier - 2^32 is negative and below 2^30 in size, so that the product with x < 2^32 fits;
+    # what it lacks, x * 2^32, is added to the high word.
+    product = x * (multiplier - (1 << 32))
+    return (product >> 32).add_(x), product.bitwise_and_(_MASK)
 
 
 def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
@@ -53,13 +52,12 @@ def uniforms(
     """
     key = (seed & _MASK, (seed >> 32) & _MASK)
     place = (layer << 16) | head
-    draws = []
-    for pair in range((count + 1) // 2):
-        words = philox4x32(
-            (block, torch.full_like(block, step), place, torch.full_like(block, pair)), key
-        )
-        for high, low in (words[:2], words[2:]):
-            # 53 bits, shifted by half a step so that neither 0 nor 1 can occur.
-            bits = (high << 21) | (low >> 11)
-            draws.append((bits.double() + 0.5) * 2.0**-53)
-    return torch.stack(draws[:count], dim=-1)
+    # Two uniforms come from one counter: all counters of a place are computed together.
+    pairs = torch.arange((count + 1) // 2, device=block.device)
+    block, place = (each.unsqueeze(-1) for each in torch.broadcast_tensors(block, place))
+    words = philox4x32((block, torch.full_like(block, step), place, pairs), key)
+    high = torch.stack(words[::2], dim=-1).flatten(-2)
+    low = torch.stack(words[1::2], dim=-1).flatten(-2)
+    # 53 bits, shifted by half a step so that neither 0 nor 1 can occur.
+    bits = (high << 21) | (low >> 11)
+    return ((bits.double() + 0.5) * 2.0**-53)[..., :count].contiguous()
