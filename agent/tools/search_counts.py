@@ -26,8 +26,8 @@ def search_counts(workspace: Workspace, arguments: Mapping[str, str]) -> Observa
         raise ToolError(f"There is no file or folder {path}.")
     rows = [row[:_LINE] for row in result.text.splitlines()]
     if not rows:
-        return Observation(f"{term!r} is not in {path}.")
-    head = f"{len(rows)} lines of {path} have {term!r}:"
+        return Observation(f"No line of {path} has {term!r}.")
+    head = f"Lines of {path} that have {term!r}:"
     return Observation(clip("\n".join([head, *rows]), workspace.observation_chars))
 
 
@@ -40,13 +40,13 @@ def _folder(workspace: Workspace, term: str, path: str) -> Observation:
     if result.timed_out:
         raise ToolError(f"The search took too long. Name a folder below {path}.")
     if not rows:
-        return Observation(f"{term!r} is nowhere in {path}.")
+        return Observation(f"No file in {path} has {term!r}.")
     if len(rows) > _FILES or result.omitted:
         raise ToolError(
             f"{term!r} is in more than {_FILES} files of {path}. Narrow the search: a longer text, "
             "or a folder below."
         )
-    head = f"{len(rows)} files in {path} have {term!r}; the number of lines of each:"
+    head = f"Files in {path} that have {term!r}, with the number of lines that do:"
     return Observation(clip("\n".join([head, *rows]), workspace.observation_chars))
 
 
