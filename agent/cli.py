@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from agent import flags
+from agent.cli_bench import bench_app
 from agent.cli_compare import compare
 from agent.cli_eval import evaluate
 from agent.cli_images import images_app
 from agent.cli_models import models_app
+from agent.cli_runs import list_runs, show
 from agent.cli_tasks import tasks_app
 from agent.doctor import doctor
 from agent.run_options import (
@@ -34,9 +36,12 @@ app = typer.Typer(
 app.add_typer(models_app, name="models")
 app.add_typer(images_app, name="images")
 app.add_typer(tasks_app, name="tasks")
+app.add_typer(bench_app, name="bench")
 app.command("doctor")(doctor)
 app.command("eval")(evaluate)
 app.command("compare")(compare)
+app.command("runs")(list_runs)
+app.command("show")(show)
 
 _TASK = "What to work on"
 

@@ -1,0 +1,466 @@
+"""The runs in a folder, and how each stands: from reports, and trajectories where those lack it.
+
+DIR/RUN/                      of `agent run`; DIR/RUN/attempt-N/ where it has several attempts
+DIR/runs/INSTANCE/CELL-KEY/   of `agent eval` and `agent compare`; DIR may hold such folders too
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from agent.run_lines import Lines, number, read_object, section, text, whole
+from agent.trajectory import REPORT, TRAJECTORY
+
+RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
+DIED = "died"  # its process is gone, and did not say how it ended
+UNCLEAR = "unclear"  # it said that it runs, and nothing here can tell whether it does
+DAMAGED = "damaged"
+
+_DEPTH = 5  # DIR/BATCH/runs/INSTANCE/CELL-KEY
+_OWN_NAME = re.compile(r"(\d{8}-\d{6})-.*-[0-9a-f]{4}")
+_BATCH_NAME = re.compile(r".*-([0-9a-f]{10}(?:\.try-\d+)?)")
+_ATTEMPT = re.compile(r"attempt-(\d+)")
+_FAILURES = {"error", "sandbox_lost"}
+_LOCK, _MANIFEST, _STATE = ".lock", "manifest.json", "state"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """How a run stands. Counts are over all its attempts; seen, resident and the bytes are of the
+    attempt that came last."""
+
+    folder: Path
+    name: str
+    state: str
+    why: str  # of a state that needs one
+    resumable: bool
+    aside: bool  # a try that a batch set aside, for the run was made again
+    exit: str
+    verdict: str
+    resolved: int
+    attempts: int
+    steps: int
+    seen: int
+    evictions: int
+    evicted_tokens: int
+    resident: int
+    budget: int | None  # tokens
+    density: float | None
+    cache_bytes: int
+    peak_bytes: int
+    started: float  # seconds since the epoch
+    seconds: float | None
+    task: str
+    model: str
+    method: str
+    protocol: str
+
+    @property
+    def handle(self) -> str:
+        """A short part of the name that mostly tells it from others."""
+        for pattern in (_OWN_NAME, _BATCH_NAME):
+            if found := pattern.fullmatch(self.name):
+                return found[1]
+        return self.name
+
+    def data(self) -> dict[str, Any]:
+        """As plain data."""
+        row = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**row, "folder": str(self.folder)}
+
+
+class NoSuchRun(Exception):
+    """A name that is no run's, or that of several; the text says what there is."""
+
+
+def run_folders(root: Path) -> Iterator[Path]:
+    """Folders of runs in `root`, or `root` itself, in no order. Attempts are within their run's."""
+    yield from _walk(root, _DEPTH)
+
+
+def read_runs(root: Path) -> list[RunEntry]:
+    """All runs in `root`, the newest first."""
+    found = [read_run(folder) for folder in run_folders(root)]
+    return sorted(found, key=lambda run: (run.started, run.name), reverse=True)
+
+
+def read_run(folder: Path) -> RunEntry:
+    """How the run in `folder` stands; whatever lies there, it is an entry."""
+    report = read_object(folder / REPORT)
+    facts = report or {}
+    parts = _attempts(folder, facts)
+    state, why = _state(folder, report, parts)
+    item = section(facts, "item")
+    options = {**section(item, "options"), **section(facts, "options")}
+    last = parts[-1]
+    graded = [part for part in parts if part.verdict]
+    resolved = sum(part.resolved for part in parts)
+    verdict = graded[-1].verdict if graded else ""
+    if graded and len(parts) > 1:
+        verdict = f"{resolved} of {len(parts)} resolved"
+    budget = section(last.report, "cache", "budget") or section(facts, "cache", "budget")
+    tokens = number(budget, "tokens") or number(options, "budget")
+    return RunEntry(
+        folder=folder,
+        name=folder.resolve().name,
+        state=state,
+        why=why,
+        resumable=state not in (RUNNING, FINISHED, DAMAGED) and _resumable(folder),
+        aside=".try-" in folder.name,
+        exit=", ".join(dict.fromkeys(part.exit for part in parts if part.exit)),
+        verdict=verdict,
+        resolved=resolved,
+        attempts=len(parts),
+        steps=sum(part.steps for part in parts),
+        seen=last.seen,
+        evictions=sum(part.evictions for part in parts),
+        evicted_tokens=sum(part.evicted_tokens for part in parts),
+        resident=last.resident,
+        budget=int(tokens) if tokens else None,
+        density=number(budget, "density") or number(options, "density"),
+        cache_bytes=last.cache_bytes,
+        peak_bytes=max(part.peak_bytes for part in parts),
+        started=_started(folder, facts, parts[0]),
+        seconds=number(facts, "seconds") or last.seconds,
+        task=text(section(facts, "task"), "instance") or text(item, "instance_id") or _task(folder),
+        model=text(section(facts, "model"), "name") or text(options, "model"),
+        method=text(facts, "method") or text(options, "method"),
+        protocol=text(facts, "protocol") or text(options, "protocol"),
+    )
+
+
+def attempt_folders(folder: Path) -> list[Path]:
+    """Where the attempts of a run are kept: its folder, or those in it, in order."""
+    found = []
+    for path in _folders(folder):
+        if number := _ATTEMPT.fullmatch(path.name):
+            found.append((int(number[1]), path))
+    return [path for _, path in sorted(found)] or [folder]
+
+
+def find_run(name: str, root: Path) -> Path:
+    """The folder of the run called `name`: a path, `last`, or a name in `root`, of which a part
+    is enough where it is the only one's. Raises NoSuchRun."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        path = path.parent
+    if path.is_dir() and (run := _run_at(path, named=os.sep in name or path == root)):
+        return run
+    runs = list(run_folders(root))
+    if not runs:
+        raise NoSuchRun(f"no run {name}: {_nothing(root)}")
+    if name == "last":
+        entries = read_runs(root)
+        return next((run for run in entries if not run.aside), entries[0]).folder
+    found = _matching(name, runs, root)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        some = ", ".join(sorted(_within(run, root) for run in found)[:6])
+        more = f" and {len(found) - 6} more" if len(found) > 6 else ""
+        raise NoSuchRun(f"{name} could be {len(found)} runs: {some}{more}; give more of the name")
+    raise NoSuchRun(f"no run {name} in {root}; {_nearest(name, runs, root)}")
+
+
+def _run_at(path: Path, *, named: bool) -> Path | None:
+    """The only run in a folder; None where there is none and `path` may be a run's name."""
+    inside = list(run_folders(path))
+    if not inside:
+        if named:
+            raise NoSuchRun(f"{path} is no folder of a run: there is no {TRAJECTORY} in it")
+        return None
+    if len(inside) == 1:
+        return inside[0]
+    raise NoSuchRun(f"{path} holds {len(inside)} runs: `agent runs {path}` lists them")
+
+
+def _matching(name: str, runs: list[Path], root: Path) -> list[Path]:
+    """Runs so called; else those whose name begins so; else those whose path has it."""
+    for fits in (
+        lambda run: name in (run.name, _within(run, root)),
+        lambda run: run.name.startswith(name) or _within(run, root).startswith(name),
+        lambda run: name in _within(run, root),
+    ):
+        found = [run for run in runs if fits(run)]
+        # What was set aside has the name of what took its place.
+        found = [run for run in found if ".try-" not in run.name or ".try-" in name] or found
+        if found:
+            return found
+    return []
+
+
+def _nearest(name: str, runs: list[Path], root: Path) -> str:
+    parts = {part for run in runs for part in (run.name, _task(run), _within(run, root))}
+    near = difflib.get_close_matches(name, sorted(parts), n=3, cutoff=0.4)
+    if near:
+        return f"near to it: {', '.join(near)}"
+    return f"`agent runs {root}` lists them"
+
+
+def _nothing(root: Path) -> str:
+    if not root.is_dir():
+        return f"there is no folder {root}; name one with --dir"
+    return f"there are no runs in {root}; name another folder with --dir"
+
+
+def _within(run: Path, root: Path) -> str:
+    return str(run.relative_to(root)) if run.is_relative_to(root) else str(run)
+
+
+# What is a run
+
+
+def _walk(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as listed:
+            names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in listed}
+    except OSError:
+        return
+    if _is_run(folder, names):
+        yield folder
+    elif depth:
+        for name, is_folder in names.items():
+            if is_folder and name[0] != ".":
+                yield from _walk(folder / name, depth - 1)
+
+
+def _is_run(folder: Path, names: dict[str, bool]) -> bool:
+    if TRAJECTORY in names:
+        return True
+    if _MANIFEST in names:  # a batch's own folder
+        return False
+    own, attempts = _OWN_NAME.fullmatch(folder.name), any(map(_ATTEMPT.fullmatch, names))
+    if REPORT in names or attempts:
+        return bool(own) or (REPORT in names and attempts)
+    # Before its model is loaded a run has its lock only.
+    return bool(own) and set(names) <= {_LOCK}
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as listed:
+            yield from [folder / entry.name for entry in listed if entry.is_dir()]
+    except OSError:
+        return
+
+
+# What was done so far
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One attempt, so far."""
+
+    report: dict[str, Any]
+    ended: bool
+    exit: str = ""
+    verdict: str = ""
+    resolved: bool = False
+    steps: int = 0
+    seen: int = 0
+    evictions: int = 0
+    evicted_tokens: int = 0
+    resident: int = 0
+    cache_bytes: int = 0
+    peak_bytes: int = 0
+    seconds: float | None = None
+    started: float | None = None
+
+
+def _attempts(folder: Path, report: dict[str, Any]) -> list[_Part]:
+    told = report.get("attempts")
+    if isinstance(told, list) and told and all(isinstance(data, dict) for data in told):
+        return [_reported(data) for data in told]
+    if "totals" in report:
+        return [_reported(report)]
+    return [_so_far(path, report if path == folder else {}) for path in attempt_folders(folder)]
+
+
+def _so_far(folder: Path, report: dict[str, Any]) -> _Part:
+    """From the attempt's own report, or its trajectory."""
+    report = report or read_object(folder / REPORT) or {}
+    if "totals" in report:
+        return _reported(report)
+    lines = Lines.read(folder)
+    stats = [section(step, "stats") for step in lines.steps]
+    last = stats[-1] if stats else {}
+    end = lines.end
+    return _Part(
+        report=report,
+        ended=end is not None,
+        exit=text(end, "exit"),
+        steps=len(stats),
+        evictions=sum(whole(s, "evictions") + whole(s, "forked_evictions") for s in stats),
+        evicted_tokens=sum(
+            whole(s, "evicted_tokens") + whole(s, "forked_evicted_tokens") for s in stats
+        ),
+        peak_bytes=max((whole(s, "peak_bytes") for s in stats), default=0),
+        started=number(lines.entries[0], "time") if lines.entries else None,
+        seconds=number(end, "seconds"),
+        seen=whole(last, "seen"),
+        resident=whole(last, "resident"),
+        cache_bytes=whole(last, "cache_bytes"),
+    )
+
+
+def _reported(report: dict[str, Any]) -> _Part:
+    totals, verdict = section(report, "totals"), section(report, "verdict")
+    turns = report.get("turns")
+    last = turns[-1] if isinstance(turns, list) and turns else {}
+    return _Part(
+        report=report,
+        ended=True,
+        exit=text(report, "exit"),
+        verdict=text(verdict, "status"),
+        resolved=verdict.get("resolved") is True,
+        steps=whole(totals, "steps"),
+        evictions=whole(totals, "evictions") + whole(totals, "forked_evictions"),
+        evicted_tokens=whole(totals, "evicted_tokens") + whole(totals, "forked_evicted_tokens"),
+        peak_bytes=whole(totals, "peak_bytes"),
+        seconds=number(totals, "seconds"),
+        seen=whole(last, "seen"),
+        resident=whole(last, "resident"),
+        cache_bytes=whole(last, "cache_bytes"),
+    )
+
+
+def _started(folder: Path, report: dict[str, Any], part: _Part) -> float:
+    try:
+        return datetime.fromisoformat(text(report, "started")).timestamp()
+    except ValueError:
+        pass
+    if part.started is not None:
+        return part.started
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _task(folder: Path) -> str:
+    """The task, as far as the folder's name has it."""
+    if _OWN_NAME.fullmatch(folder.name):
+        return folder.name[16:-5]
+    return folder.parent.name if _batch_of(folder) else ""
+
+
+# How it stands
+
+
+def _state(folder: Path, report: dict[str, Any] | None, parts: list[_Part]) -> tuple[str, str]:
+    """The state, and why it is that one where it is not plain."""
+    exits = {part.exit for part in parts}
+    if report is None:
+        return _without_report(folder, parts)
+    said = report.get("state")
+    if said == RUNNING:
+        return _alive(folder, report)
+    if said == FAILED:
+        return FAILED, text(report, "error").partition("\n")[0]
+    if said == INTERRUPTED or INTERRUPTED in exits:
+        return INTERRUPTED, ""
+    # The report of one attempt, as it is kept before all are over, has no state.
+    if said == FINISHED or (said is None and "totals" in report):
+        return (FAILED if exits <= _FAILURES else FINISHED), ""
+    return DAMAGED, f"{REPORT} says nothing of how it stands"
+
+
+def _without_report(folder: Path, parts: list[_Part]) -> tuple[str, str]:
+    there = (folder / REPORT).exists()
+    if there:
+        return DAMAGED, f"{REPORT} cannot be read"
+    batch = _batch_of(folder)
+    if batch is not None:
+        if ".try-" not in folder.name and _at_work(batch, folder, parts[0]):
+            return RUNNING, "being graded" if parts[0].ended else ""
+        return DIED, "its batch makes it again"
+    if all(part.started is None for part in parts):
+        held = _is_held(folder / _LOCK)
+        return (RUNNING, "starting") if held else (DIED, "before it began")
+    return DAMAGED, f"there is no {REPORT}"
+
+
+def _alive(folder: Path, report: dict[str, Any]) -> tuple[str, str]:
+    """Whether a run that said it runs does so. Its process holds the folder's lock; older ones
+    have a process id at most."""
+    held = _is_held(folder / _LOCK)
+    if held:
+        return RUNNING, ""
+    host, pid = text(report, "host"), whole(report, "pid")
+    if host and host != socket.gethostname():
+        return UNCLEAR, f"it said that it runs on {host}"
+    if held is None and not pid:
+        return UNCLEAR, "it said that it runs; it was made by an older version"
+    if held is None and _process(pid):
+        return RUNNING, ""
+    return DIED, f"process {pid} is gone" if pid else "its process is gone"
+
+
+def _resumable(folder: Path) -> bool:
+    """Whether `agent run --resume` finds a state to go on from."""
+    return any(
+        next(iter((path / _STATE).glob("turn-*.json")), None) is not None
+        for path in attempt_folders(folder)
+    )
+
+
+def _batch_of(folder: Path) -> Path | None:
+    """The folder of the batch that a run is part of."""
+    runs = folder.parent.parent
+    return runs.parent if runs.name == "runs" and (runs.parent / _MANIFEST).is_file() else None
+
+
+def _at_work(batch: Path, folder: Path, part: _Part) -> bool:
+    """Whether a run without a report is one that the batch makes now, not one that it left when
+    it was killed: that one is older than the process which holds the folder."""
+    held, since = _batch_lock(batch)
+    started = part.started if part.started is not None else _started(folder, {}, part)
+    return bool(held) and started >= since
+
+
+def _batch_lock(batch: Path) -> tuple[bool | None, float]:
+    """Whether a process holds the folder, and since when."""
+    try:
+        words = (batch / _LOCK).read_text(encoding="utf-8", errors="replace").split()
+        since = time.mktime(time.strptime(" ".join(words[2:4]), "%Y-%m-%d %H:%M:%S"))
+    except (OSError, ValueError, OverflowError):
+        since = 0.0
+    return _is_held(batch / _LOCK), since
+
+
+def _is_held(lock: Path) -> bool | None:
+    """Whether some process holds a lock file; None where that cannot be seen."""
+    try:
+        handle = os.open(lock, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        # Shared, so that two who look do not take each other for a run.
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    return False
+
+
+def _process(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
