@@ -1,0 +1,558 @@
+"""`agent bench`: speed, memory and where the time goes, on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+bench_app = typer.Typer(
+    help="Measure speed and bytes of caches, side by side with transformers' own.",
+    no_args_is_help=True,
+)
+
+_WHAT, _MODEL, _OUT = "What is measured", "Model", "Output"
+
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A published size with random weights: llama-3.1-8b, llama-3.2-1b, "
+        "qwen2.5-coder-{0.5b,1.5b,7b,32b}, qwen3-{8b,32b}, deepswe, tiny. No files are needed.",
+        rich_help_panel=_MODEL,
+    ),
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="As `agent run --model`.", rich_help_panel=_MODEL),
+]
+Layers = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Only so many layers of --shape.", rich_help_panel=_MODEL),
+]
+Dtype = Annotated[
+    str, typer.Option(help="auto, bfloat16, float16, float32.", rich_help_panel=_MODEL)
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.", rich_help_panel=_MODEL)]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads of torch.", rich_help_panel=_MODEL)
+]
+Scope = Annotated[
+    str | None,
+    typer.Option(
+        help="When methods evict: prefill, prefill+decode. Default: each one's own.",
+        rich_help_panel=_WHAT,
+    ),
+]
+PrefillEviction = Annotated[
+    str, typer.Option(help="chunk or end, as `agent run`.", rich_help_panel=_WHAT)
+]
+Chunk = Annotated[int, typer.Option(min=1, help="Tokens of a chunk.", rich_help_panel=_WHAT)]
+Seed = Annotated[int, typer.Option(help="Of weights, ids and contexts.", rich_help_panel=_WHAT)]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Keep all runs in FILE, and beside it the same as .csv and .md.",
+        rich_help_panel=_OUT,
+    ),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress bar.", rich_help_panel=_OUT)
+]
+
+
+@bench_app.command("speed")
+def speed(
+    methods: Annotated[
+        str,
+        typer.Option(
+            metavar="A[,B...]",
+            help="dense, any method, dynamic and static (transformers' caches), re-prefill.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = "dense,dynamic,static,nexus",
+    against: Annotated[
+        str, typer.Option(help="Ratios are against this one.", rich_help_panel=_WHAT)
+    ] = "dense",
+    budget: Annotated[
+        str,
+        typer.Option(
+            metavar="N[,N...]", help="Tokens; below 1: share of tokens seen.", rich_help_panel=_WHAT
+        ),
+    ] = "2048",
+    prefill: Annotated[
+        str,
+        typer.Option(
+            metavar="N[,N...]", help="Lengths that are read from nothing.", rich_help_panel=_WHAT
+        ),
+    ] = "2048",
+    seen: Annotated[
+        str,
+        typer.Option(
+            metavar="N[,N...]", help="Lengths behind which is written.", rich_help_panel=_WHAT
+        ),
+    ] = "0,4096",
+    batch: Annotated[
+        str,
+        typer.Option(
+            metavar="N[,N...]", help="Sequences that write together.", rich_help_panel=_WHAT
+        ),
+    ] = "1",
+    context: Annotated[
+        str,
+        typer.Option(
+            help="How --seen comes about: fill (random keys and values), or read (by the model).",
+            rich_help_panel=_WHAT,
+        ),
+    ] = "fill",
+    observation: Annotated[
+        int,
+        typer.Option(min=0, help="Tokens read before the first is written.", rich_help_panel=_WHAT),
+    ] = 256,
+    new_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens written and timed.", rich_help_panel=_WHAT)
+    ] = 64,
+    watched: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Tokens written after these with a clock around each part of the cache's work.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="Of everything.", rich_help_panel=_WHAT)] = 3,
+    chunk: Chunk = 512,
+    scope: Scope = None,
+    prefill_eviction: PrefillEviction = "chunk",
+    seed: Seed = 0,
+    shape: Shape = None,
+    model: ModelName = None,
+    layers: Layers = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    json_file: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Reading and writing speed, eviction's share, bytes and time to the first token.
+
+    All methods and lengths take turns; numbers are medians with extremes. Ctrl-C keeps what was
+    measured.
+    """
+    errors = Console(stderr=True)
+    try:
+        lengths = {
+            name: _numbers(name, text) for name, text in (("prefill", prefill), ("seen", seen))
+        }
+        batches = _numbers("batch", batch)
+        if context not in ("fill", "read"):
+            raise ValueError(f"--context {context!r} is neither fill nor read")
+        if any(number < 1 for number in (*lengths["prefill"], *batches)):
+            raise ValueError("--prefill and --batch take numbers of at least 1")
+        budgets, shares = _budgets(budget)
+        _require_model(shape, model, layers)
+    except ValueError as error:
+        _fail(errors, str(error), 2)
+    with errors.status("loading") if not quiet else _Quiet():
+        from agent.bench import speed_report as say
+        from agent.bench.contestants import contestants
+        from agent.bench.origin import origin, origin_lines
+        from agent.bench.speed import Bench, Request
+    loaded, words = _load(errors, shape, model, layers, dtype, device, threads, seed)
+    changes: dict[str, Any] = {"prefill_eviction": prefill_eviction}
+    if scope is not None:
+        changes["scope"] = scope
+    try:
+        sides = contestants(loaded, _names(methods), budgets, densities=shares, changes=changes)
+    except ValueError as error:
+        _fail(errors, _first_line(error), 2)
+    if against not in [side.name for side in sides]:
+        against = sides[0].name
+    bench = Bench(
+        loaded,
+        sides,
+        Request(
+            prefill=tuple(dict.fromkeys(lengths["prefill"])),
+            seen=tuple(dict.fromkeys(lengths["seen"])),
+            batches=tuple(dict.fromkeys(batches)),
+            context="fill" if context == "fill" else "read",
+            observation=observation,
+            new_tokens=new_tokens,
+            watched=watched,
+            chunk=chunk,
+            repeats=repeats,
+            seed=seed,
+        ),
+    )
+    start = origin(loaded.device)
+    settings = {"model": words, "methods": [side.name for side in sides], "against": against}
+
+    def save() -> None:
+        if json_file is not None:
+            found = say.data(bench, start, settings)
+            report = say.text(found, bench, against, _paragraph(words, bench.request))
+            say.write(json_file.parent, json_file.stem, found, report)
+
+    interrupted = False
+    with _bar(errors, quiet) as bar:
+        task = bar.add_task("", total=bench.work())
+        bench.on_begin = lambda point, repeat: bar.update(
+            task, description=f"{say.where(point)}, repeat {repeat + 1}"
+        )
+        bench.on_work = lambda amount: bar.advance(task, amount)
+        bench.on_reading = save
+        try:
+            bench.run()
+        except KeyboardInterrupt:
+            interrupted = True
+    save()
+    console = _console()
+    for table in say.tables(bench.readings, against):
+        _print_table(console, *say.short_table(table))
+    for point, why in bench.failed.items():
+        console.print(Text(f"{say.where(point)}: not measured, {why}", "yellow"))
+    for line in origin_lines(say.data(bench, start, settings)["origin"]):
+        console.print(line, highlight=False, markup=False, style="dim")
+    if interrupted:
+        _fail(errors, "interrupted: this is what was measured until then", 130)
+    raise typer.Exit(1 if bench.failed and not bench.readings.runs else 0)
+
+
+@bench_app.command("turns")
+def turns(
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="What evicts.", rich_help_panel=_WHAT)
+    ] = "nexus",
+    budget: Annotated[int, typer.Option(min=1, help="Tokens.", rich_help_panel=_WHAT)] = 2048,
+    count: Annotated[
+        int, typer.Option("--turns", min=3, help="Of the run.", rich_help_panel=_WHAT)
+    ] = 30,
+    prompt: Annotated[
+        int, typer.Option(min=1, help="Tokens of the first prompt.", rich_help_panel=_WHAT)
+    ] = 2048,
+    observations: Annotated[
+        str,
+        typer.Option(
+            metavar="N[,N...]",
+            help="Tokens of what each later turn adds, over and over.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = "400",
+    reply: Annotated[
+        int, typer.Option(min=1, help="Tokens of each reply.", rich_help_panel=_WHAT)
+    ] = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="Of the run.", rich_help_panel=_WHAT)] = 1,
+    without: Annotated[
+        bool,
+        typer.Option(
+            "--no-full-context", help="Only true_eviction and dense.", rich_help_panel=_WHAT
+        ),
+    ] = False,
+    chunk: Chunk = 256,
+    prefill_eviction: PrefillEviction = "chunk",
+    seed: Seed = 0,
+    shape: Shape = None,
+    model: ModelName = None,
+    layers: Layers = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    json_file: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Time to the first token of every turn of a scripted run of an agent.
+
+    true_eviction (one cache, which forgets) and dense (one cache, which grows) beside
+    full_context, which reads everything again every turn. Ctrl-C keeps what was measured.
+    """
+    errors = Console(stderr=True)
+    try:
+        lengths = _numbers("observations", observations)
+        if any(number < 1 for number in lengths):
+            raise ValueError("--observations takes numbers of at least 1")
+        _require_model(shape, model, layers)
+    except ValueError as error:
+        _fail(errors, str(error), 2)
+    with errors.status("loading") if not quiet else _Quiet():
+        from agent.bench import turns_report as say
+        from agent.bench.origin import origin
+        from agent.bench.turns import Script, Side, Turn, Turns
+        from cache import preset
+    loaded, words = _load(errors, shape, model, layers, dtype, device, threads, seed)
+    try:
+        budgeted = preset(
+            method,
+            budget={"kind": "tokens", "tokens": budget},
+            prefill_eviction=prefill_eviction,
+        )
+    except ValueError as error:
+        _fail(errors, _first_line(error), 2)
+    again = budgeted.model_copy(update={"prefill_eviction": "end"})
+    sides = [
+        Side(f"true_eviction {method}@{budget}", "true_eviction", budgeted),
+        Side("true_eviction dense", "true_eviction", preset("dense")),
+        Side(f"full_context {method}@{budget}", "full_context", again),
+    ][: 2 if without else 3]
+    script = Script(count, prompt, tuple(lengths), reply, chunk, seed)
+    played = Turns(loaded, sides, script, repeats)
+    start, interrupted = origin(loaded.device), False
+
+    def save() -> None:
+        if json_file is not None:
+            say.write(json_file, say.data(played, start, words), played)
+
+    with _bar(errors, quiet) as bar:
+        task = bar.add_task("", total=repeats * count * len(sides))
+
+        def heard(turn: Turn) -> None:
+            bar.update(task, advance=1, description=f"turn {turn.turn}, {turn.who}")
+            save()
+
+        played.on_turn = heard
+        try:
+            played.run()
+        except KeyboardInterrupt:
+            interrupted = True
+    save()
+    console = _console()
+    _print_table(console, "Seconds until the first token", *say.rows(played))
+    for line in say.words(played):
+        console.print(line, highlight=False, markup=False)
+    if interrupted:
+        _fail(errors, "interrupted: this is what was measured until then", 130)
+
+
+@bench_app.command("profile")
+def profile(
+    what: Annotated[
+        str, typer.Option(help="decode, evict or prefill.", rich_help_panel=_WHAT)
+    ] = "decode",
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="As in `speed`.", rich_help_panel=_WHAT)
+    ] = "nexus",
+    budget: Annotated[int, typer.Option(min=1, help="Tokens.", rich_help_panel=_WHAT)] = 2048,
+    seen: Annotated[
+        str,
+        typer.Option(metavar="N[,N...]", help="Tokens behind the step.", rich_help_panel=_WHAT),
+    ] = "4096",
+    steps: Annotated[int, typer.Option(min=1, help="To average over.", rich_help_panel=_WHAT)] = 8,
+    top: Annotated[int, typer.Option(min=1, help="Operations to show.", rich_help_panel=_OUT)] = 20,
+    chunk: Chunk = 512,
+    seed: Seed = 0,
+    shape: Shape = None,
+    model: ModelName = None,
+    layers: Layers = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    json_file: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """What one step costs, operation by operation: calls, time, memory, waits of the host."""
+    errors = Console(stderr=True)
+    try:
+        lengths = _numbers("seen", seen)
+        _require_model(shape, model, layers)
+    except ValueError as error:
+        _fail(errors, str(error), 2)
+    with errors.status("loading") if not quiet else _Quiet():
+        from agent.bench import profiles, profiles_report
+        from agent.bench.contestants import contestants
+        from agent.bench.origin import origin
+    kinds = {kind: kind for kind in profiles.WHAT}
+    if what not in kinds:
+        _fail(errors, f"--what {what!r} is not one of {', '.join(kinds)}", 2)
+    loaded, words = _load(errors, shape, model, layers, dtype, device, threads, seed)
+    start, found = origin(loaded.device), []
+    console = _console()
+    changes = {"prefill_eviction": "chunk", "scope": "prefill+decode"}
+    try:
+        [side] = contestants(loaded, [method], [budget], changes=changes)
+        for length in lengths:
+            with errors.status(f"{what} at {length:,} seen") if not quiet else _Quiet():
+                found.append(
+                    profiles.profiled(
+                        loaded, side, kinds[what], seen=length, steps=steps, chunk=chunk
+                    )
+                )
+            title = profiles.profile_words(found[-1])
+            _print_table(console, title, *profiles.profile_rows(found[-1], top))
+    except ValueError as error:
+        _fail(errors, _first_line(error), 2)
+    except KeyboardInterrupt:
+        _fail(errors, "interrupted", 130)
+    finally:
+        if json_file is not None and found:
+            profiles_report.write(json_file, found, start, words, top)
+
+
+# -- what the commands share ---------------------------------------------------------------------
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        found = [int(part.replace("_", "")) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ValueError(
+            f"--{name} takes whole numbers with commas between, not {text!r}"
+        ) from None
+    if any(number < 0 for number in found):
+        raise ValueError(f"--{name} {text}: a number of tokens is not negative")
+    return found
+
+
+def _budgets(text: str) -> tuple[list[int], list[float]]:
+    """Tokens, and shares: what is below 1, or 1.0."""
+    tokens, shares = list[int](), list[float]()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            number = float(part)
+        except ValueError:
+            raise ValueError(f"--budget takes numbers with commas between, not {text!r}") from None
+        if number <= 0 or (number > 1 and number != int(number)):
+            raise ValueError(f"--budget {part}: a number of tokens, or a share up to 1.0")
+        if number > 1 or "." not in part:
+            tokens.append(int(number))
+        else:
+            shares.append(number)
+    return tokens, shares
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _require_model(shape: str | None, model: str | None, layers: int | None) -> None:
+    if shape is not None and model is not None:
+        raise ValueError("--shape and --model exclude each other")
+    if layers is not None and model is not None:
+        raise ValueError("--layers cuts a --shape; a --model is taken whole")
+
+
+def _load(
+    errors: Console,
+    shape: str | None,
+    model: str | None,
+    layers: int | None,
+    dtype: str,
+    device: str,
+    threads: int | None,
+    seed: int,
+) -> tuple[PreTrainedModel, str]:
+    """The model, and what it is in words."""
+    import torch
+
+    from agent.bench.shapes import shaped_model, weight_bytes
+    from agent.models import choose_device, choose_precision, load
+    from agent.progress import TerminalProgress
+    from agent.run_failures import RUN_FAILURES
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        if model is not None:
+            with TerminalProgress() as telling:
+                loaded = load(model, dtype=dtype, device=device, progress=telling)
+            made, kind = loaded.model, f"{loaded.name} (sha256 {loaded.sha256[:12]}…)"
+            precision = loaded.precision
+        else:
+            name = shape or "qwen2.5-coder-0.5b"
+            where = choose_device(device)
+            precision = choose_precision("float32" if dtype == "int8" else dtype, where)
+            if precision == "int8":  # what auto is on some CPUs: for whole models only
+                precision = "float32"
+            with errors.status(f"making {name}"):
+                made = shaped_model(
+                    name, layers=layers, dtype=getattr(torch, precision), device=where, seed=seed
+                )
+            cut = f", {layers} layers of it" if layers else ""
+            kind = f"shape of {name}{cut}, random weights"
+    except RUN_FAILURES as error:
+        _fail(errors, str(error) or type(error).__name__, 1)
+    except ValueError as error:
+        _fail(errors, _first_line(error), 2)
+    size = weight_bytes(made) / 2**30
+    return made, f"{kind}, {precision}, {size:.2f} GiB of weights, {made.device}"
+
+
+def _paragraph(words: str, request: Any) -> str:
+    how = (
+        "were filled with random keys and values (an evicting cache with what its budget leaves)"
+        if request.context == "fill"
+        else "were read by the model"
+    )
+    return (
+        f"{words[0].upper()}{words[1:]}. Chunks of {request.chunk} tokens; contexts {how}; an "
+        f"observation of {request.observation} tokens, then {request.new_tokens} written greedily "
+        f"and timed, then {request.watched} watched; {request.repeats} repeats."
+    )
+
+
+def _bar(errors: Console, quiet: bool) -> Any:
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=errors,
+        transient=True,
+        disable=quiet,
+    )
+
+
+def _console() -> Console:
+    """Of a terminal as wide as it is; what goes to a file needs no narrow tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
+def _print_table(console: Console, title: str, header: list[str], rows: list[list[str]]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    for number, name in enumerate(header):
+        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+class _Quiet:
+    """A status line that is not there."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _first_line(error: Exception) -> str:
+    """Of pydantic's messages the lines that say what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return "; ".join(line for line in lines if line and not line.startswith("For further"))
+
+
+def _fail(console: Console, message: str, code: int) -> Any:
+    console.print(Text(f"error: {message}", "red"), highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
