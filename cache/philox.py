@@ -61,3 +61,15 @@ def uniforms(
     # 53 bits, shifted by half a step so that neither 0 nor 1 can occur.
     bits = (high << 21) | (low >> 11)
     return ((bits.double() + 0.5) * 2.0**-53)[..., :count].contiguous()
+
+
+def uniform(seed: int, step: int, layer: int, head: int, block: int) -> float:
+    """The first of `uniforms`, in Python's integers: for one draw a hundred times as fast."""
+    c0, c1, c2, c3 = block, step, (layer << 16) | head, 0
+    k0, k1 = seed & _MASK, (seed >> 32) & _MASK
+    for _ in range(_ROUNDS):
+        first, second = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
+        c0, c1 = (second >> 32) ^ c1 ^ k0, second & _MASK
+        c2, c3 = (first >> 32) ^ c3 ^ k1, first & _MASK
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return (float((c0 << 21) | (c1 >> 11)) + 0.5) * 2.0**-53

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from cache_harness import random_ids, tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from cache import EvictingCache, Sampling, generate, preset
+from cache.philox import uniform, uniforms
+from cache.sampling import choose_at_once, choose_rows
 
 DRAWS = 1200
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 1.5, -3.0, 0.0])
@@ -58,6 +62,67 @@ def test_a_draw_depends_on_seed_and_position_alone():
     assert draws(1, [40, 3]) == [draws(1, range(50))[i] for i in (40, 3)]
     assert draws(1, range(50)) != draws(2, range(50))
     assert len(set(draws(1, range(50)))) > 40
+
+
+def by_the_letter(sampling: Sampling, logits: torch.Tensor, position: int) -> int:
+    """Top-p with the whole vocabulary sorted, by loops."""
+    weights = (logits.double() / sampling.temperature).softmax(-1).tolist()
+    order = sorted(range(len(weights)), key=lambda token: -weights[token])  # stable
+    nucleus, mass = [], 0.0
+    for token in order:
+        if mass >= sampling.top_p:
+            break
+        nucleus.append(token)
+        mass += weights[token]
+    zero = torch.zeros(1, dtype=torch.int64)
+    left = float(uniforms(sampling.seed, position, zero + 0xFFFF, zero, zero, 1)) * mass
+    reached = 0.0
+    for token in nucleus:
+        reached += weights[token]
+        if reached > left:
+            break
+    return token
+
+
+logit = st.sampled_from([-30.0, -2.0, -1.0, 0.0, 0.0, 0.5, 1.5, 3.0, 20.0]) | st.floats(-9, 9)
+
+
+@settings(max_examples=70, deadline=None)
+@given(data=st.data(), size=st.integers(1, 40), rows=st.integers(1, 4))
+def test_rows_are_chosen_by_the_letter_alone_and_at_once(data, size, rows):
+    """Ties, sharp and flat rows, greedy ones among them; the batched way gives the same ids."""
+    logits = torch.tensor([[data.draw(logit) for _ in range(size)] for _ in range(rows)])
+    samplings = [
+        Sampling(
+            data.draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
+            data.draw(st.sampled_from([1e-9, 0.3, 0.95, 0.999999, 1.0])),
+            seed=data.draw(st.integers(0, 2**64 - 1)),
+        )
+        for _ in range(rows)
+    ]
+    positions = [data.draw(st.integers(0, 2**32 - 1)) for _ in range(rows)]
+    triples = list(zip(samplings, logits, positions, strict=True))
+    expected = [
+        by_the_letter(sampling, row, position) if sampling.temperature else int(row.argmax())
+        for sampling, row, position in triples
+    ]
+    assert [s.choose(row, position=position) for s, row, position in triples] == expected
+    assert choose_rows(logits, samplings, positions) == expected
+    assert choose_at_once(logits, samplings, positions).tolist() == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    step=st.integers(0, 2**32 - 1),
+    layer=st.integers(0, 2**16 - 1),
+    head=st.integers(0, 2**16 - 1),
+    block=st.integers(0, 2**32 - 1),
+)
+def test_one_draw_is_the_first_of_many(seed, step, layer, head, block):
+    places = [torch.tensor([each]) for each in (layer, head, block)]
+    expected = uniforms(seed, step, *places, 3)[0, 0].item()
+    assert uniform(seed, step, layer, head, block) == expected
 
 
 def test_sampling_does_not_share_draws_with_evictions():
