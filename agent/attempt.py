@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from agent.chat import Chat
+from agent.keeper import KeepOptions, RunKeeper
 from agent.loop import Loop, Outcome, Watcher
 from agent.models import LoadedModel
 from agent.prompts import make_dialect
-from agent.protocol import make_protocol
+from agent.protocol import KeptProtocol, make_protocol
 from agent.report import attempt_report, git_commit, hardware, versions
 from agent.run_options import OptionError, RunOptions
+from agent.run_state import SavedState, StateFolder
 from agent.settings import AgentSettings
 from agent.shared_prompt import SharedPrompt
-from agent.trajectory import Trajectory, write_atomic
+from agent.token_log import TokenLog
+from agent.trajectory import TRAJECTORY, Trajectory, write_atomic
 from cache import AnyConfig, EvictingConfig, Sampling, preset
 from cache.methods import make_method
-from environments import Patch, open_sandbox
+from environments import Patch, Sandbox, open_sandbox
+from environments.treesave import clock, restore_tree, save_tree
 from tasks import Task, Verdict
 from tasks.image import place_tree
+from tasks.repo import RepoTask
 
 
 @dataclass(slots=True)
@@ -51,21 +56,27 @@ def make_attempt(
     sandbox: str,
     watcher: Watcher | None = None,
     shared: SharedPrompt | None = None,
+    keep: KeepOptions | None = None,
+    resume: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Attempt:
     """Let the model work in a fresh sandbox of the kind `sandbox`, with a fresh log.
 
-    `folder` gets the trajectory and the patch. seed: of sampling; the cache has its own. Raises
-    SandboxError and TaskError when the sandbox or its tree cannot be had; what happens afterwards
-    is the attempt's outcome.
+    `folder` gets the trajectory, the patch and, with `keep`, what another process needs to go on;
+    with `resume` that process is this one (where no state was saved yet, it begins).
+    seed: of sampling; the cache has its own. Raises SandboxError and TaskError when the sandbox or
+    its tree cannot be had, NoState when what was saved cannot be used; what happens afterwards is
+    the attempt's outcome.
     """
     context = getattr(loaded.model.config, "max_position_embeddings", None)
     settings = _within(options.settings(), context)
-    with Trajectory(folder) as trajectory:
+    states = StateFolder(folder)
+    saved = states.newest() if resume and states.begun else None
+    with _trajectory(folder, saved, resume=resume) as trajectory:
         with open_sandbox(task.spec(), sandbox, progress=say) as box:
             # Which limits this host cannot enforce is known once a sandbox is open.
             unenforced = tuple(getattr(box, "unenforced", ()))
-            place_tree(task, box)
+            since = _place(task, box, states, kept=keep is not None, saved=saved)
             protocol = make_protocol(
                 options.protocol,
                 loaded.model,
@@ -75,7 +86,22 @@ def make_attempt(
                 chunk=options.chunk,
                 shared=shared,
             )
+            keeper = None
+            if keep is not None and keep.turns:
+                keeper = RunKeeper(
+                    folder,
+                    box,
+                    protocol,
+                    trajectory,
+                    keep,
+                    since=since,
+                    model_id=loaded.sha256,
+                    say=say,
+                    tree=None if saved is None else saved.tree,
+                )
             try:
+                if saved is not None:
+                    _catch_up(protocol, saved, states, trajectory, loaded, watcher)
                 outcome = Loop(
                     task.instance,
                     box,
@@ -86,10 +112,53 @@ def make_attempt(
                     trajectory,
                     budget=token_budget(config),
                     watcher=watcher,
-                ).run()
+                    keeper=keeper,
+                ).run(None if saved is None else saved.loop)
             finally:
                 protocol.close()
     return Attempt(folder, seed, outcome, config, unenforced)
+
+
+def _trajectory(folder: Path, saved: SavedState | None, *, resume: bool) -> Trajectory:
+    if resume and (folder / TRAJECTORY).exists():
+        return Trajectory.reopen(folder, 0 if saved is None else saved.trajectory_bytes)
+    return Trajectory(folder)
+
+
+def _place(
+    task: Task, box: Sandbox, states: StateFolder, *, kept: bool, saved: SavedState | None
+) -> int:
+    """Bring the tree into the sandbox. Returns when it was there and nothing else was."""
+    base = states.base() if saved is not None else None
+    if base is None:
+        place_tree(task, box)
+    else:
+        restore_tree(box, base, scratch=())
+        box.mark_base()
+    since = clock(box)
+    if saved is not None:
+        restore_tree(box, saved.tree)
+    elif kept and isinstance(task, RepoTask):  # a tree that may be another one tomorrow
+        kept_task = {"instance": asdict(task.instance), "spec": task.spec().model_dump(mode="json")}
+        states.keep_base(save_tree(box, 0, scratch=()), kept_task)
+    return since
+
+
+def _catch_up(
+    protocol: KeptProtocol,
+    saved: SavedState,
+    states: StateFolder,
+    trajectory: Trajectory,
+    loaded: LoadedModel,
+    watcher: Watcher | None,
+) -> None:
+    """Make of a fresh protocol the one that stood at the saved state."""
+    caches = [path for _, path in states.caches(saved.turn)]
+    log = TokenLog.from_dict(saved.loop["log"])
+    fed = protocol.resume(
+        log, caches, model_id=loaded.sha256, on_replay=watcher.prefill if watcher else None
+    )
+    trajectory.append("resume", {"step": saved.turn, "ids": len(log), "replayed": fed})
 
 
 def grade_attempt(task: Task, attempt: Attempt) -> None:

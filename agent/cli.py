@@ -43,11 +43,13 @@ app.command("compare")(compare)
 app.command("runs")(list_runs)
 app.command("show")(show)
 
-_TASK = "What to work on"
+_TASK, _KEPT = "What to work on", "Going on after an interruption"
+_WITH_RESUME = {"resume", "out", "as_json", "quiet"}
 
 
 @app.command("run")
 def run(
+    context: typer.Context,
     task: Annotated[str, typer.Option(help="Kind of task.", rich_help_panel=_TASK)] = "repo_issue",
     instance: Annotated[
         str | None,
@@ -128,6 +130,28 @@ def run(
             rich_help_panel=flags.LIMITS,
         ),
     ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Go on with a run that was ended: its folder, its name in --out, or last.",
+            rich_help_panel=_KEPT,
+        ),
+    ] = None,
+    snapshot_turns: Annotated[
+        int,
+        typer.Option(
+            metavar="K",
+            help="Save the cache after K turns; 0 keeps nothing to go on from.",
+            rich_help_panel=_KEPT,
+        ),
+    ] = 5,
+    snapshot_seconds: Annotated[
+        float,
+        typer.Option(
+            metavar="S", help="Or after S seconds, if that is sooner.", rich_help_panel=_KEPT
+        ),
+    ] = 60.0,
     sandbox: flags.SandboxKind = "auto",
     tools: flags.ToolSet = "auto",
     set_: flags.Overrides = None,
@@ -143,6 +167,9 @@ def run(
     Without options: a small real model works on a real bug of a real package, and hidden tests
     decide. Ends with 0 whatever the verdict; 1 when the run itself failed, 2 for options that do
     not fit, 130 when it was interrupted.
+
+    Whatever ends it (Ctrl-C, kill -9, a reboot), `--resume RUN` goes on after the last turn that
+    was finished: files, cache and limits are what they were.
     """
     settings = flags.overrides(
         steps=steps,
@@ -176,21 +203,28 @@ def run(
         "until_resolved": until_resolved,
         "sandbox": sandbox,
         "apply": apply,
+        "snapshot_turns": snapshot_turns,
+        "snapshot_seconds": snapshot_seconds,
         "overrides": settings,
     }
     errors = Console(stderr=True)
     try:
+        if resume is not None:
+            _require_alone(context)
         options = parse_options(values)
     except OptionError as error:
         _fail(errors, str(error), 2)
     console = errors if as_json else Console()
     with errors.status("loading") if not quiet else _Quiet():
         from agent.run_command import execute
+        from agent.run_command import resume as go_on
         from agent.run_failures import RUN_FAILURES
+    place, hushed = out or Path("runs"), quiet or as_json
     try:
-        report, code = execute(
-            options, out=out or Path("runs"), console=console, quiet=quiet or as_json
-        )
+        if resume is not None:
+            report, code = go_on(resume, out=place, console=console, quiet=hushed)
+        else:
+            report, code = execute(options, out=place, console=console, quiet=hushed)
     except OptionError as error:
         _fail(errors, str(error), 2)
     except RUN_FAILURES as error:
@@ -200,6 +234,17 @@ def run(
     if as_json:
         typer.echo(json.dumps(report, indent=2))
     raise typer.Exit(code)
+
+
+def _require_alone(context: typer.Context) -> None:
+    """With --resume all options are the run's. Raises OptionError for one that was given."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in _WITH_RESUME:
+            raise OptionError(
+                f"--resume takes the options of the run; {parameter.opts[0]} cannot be given"
+            )
 
 
 @app.command("clean")

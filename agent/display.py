@@ -56,6 +56,10 @@ class TerminalWatcher:
     def opened(self, system: str, user: str, tokens: int) -> None:
         self._print(Text(f"turn 0: {tokens:,} tokens of instructions, issue and code", "dim"))
 
+    def resumed(self, steps: int, tokens: int) -> None:
+        self._steps = steps
+        self._print(Text(f"going on after step {steps}, with {tokens:,} tokens in the log", "dim"))
+
     def prefill(self, fed: int, total: int) -> None:
         self._say(f"step {self._steps + 1}: reading {fed:,} of {total:,} tokens · {self._fill}")
 

@@ -5,9 +5,10 @@ Whatever ends it, the patch is taken.
 
 from __future__ import annotations
 
+import hashlib
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -65,6 +66,8 @@ class Watcher(Protocol):
 
     def opened(self, system: str, user: str, tokens: int) -> None: ...
 
+    def resumed(self, steps: int, tokens: int) -> None: ...
+
     def prefill(self, fed: int, total: int) -> None: ...
 
     def text(self, reply_so_far: str) -> None: ...
@@ -72,10 +75,23 @@ class Watcher(Protocol):
     def step(self, step: Step) -> None: ...
 
 
+class Keeper(Protocol):
+    """Keeps where a run stands. Told before each turn; `changed`: files may be others now."""
+
+    def keep(self, turn: int, state: Callable[[], dict[str, Any]], *, changed: bool) -> None: ...
+
+
+class StateMismatch(RuntimeError):
+    """What was restored is not what was saved."""
+
+
 class Silence:
     """A watcher that shows nothing."""
 
     def opened(self, system: str, user: str, tokens: int) -> None:
+        pass
+
+    def resumed(self, steps: int, tokens: int) -> None:
         pass
 
     def prefill(self, fed: int, total: int) -> None:
@@ -103,9 +119,11 @@ class Loop:
         *,
         budget: int | None = None,
         watcher: Watcher | None = None,
+        keeper: Keeper | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`budget`: tokens the cache holds, where it has a limit; turn 0 is kept well below it."""
+        self.keeper = keeper
         self.instance, self.sandbox, self.chat, self.protocol = instance, sandbox, chat, protocol
         self.dialect, self.settings, self.limits = dialect, settings, settings.limits
         self.trajectory, self.budget, self.clock = trajectory, budget, clock
@@ -118,9 +136,13 @@ class Loop:
         self._tool_seconds: list[float] = []
         self._format_errors = 0
 
-    def run(self) -> Outcome:
-        """Work until submission or a limit. Raises nothing: what ends the run is its outcome."""
-        self._began = self.clock()
+    def run(self, state: Mapping[str, Any] | None = None) -> Outcome:
+        """Work until submission or a limit. Raises nothing: what ends the run is its outcome.
+
+        `state`: what `state` gave in another process, to go on from; sandbox and protocol are then
+        already what they were.
+        """
+        self._began = self.clock() - (state["seconds"] if state is not None else 0.0)
         self._deadline = self._began + self.limits.wall_time
         self._workspace = Workspace(
             self.sandbox,
@@ -135,7 +157,10 @@ class Loop:
         self._advice = Advice(self.settings, self.instance, self._workspace, list(self._tools))
         try:
             with interruptible():
-                self._open()
+                if state is None:
+                    self._open()
+                else:
+                    self._take_up(state)
                 while True:
                     self._step()
         except Exit as end:
@@ -148,6 +173,41 @@ class Loop:
             reason, detail = ExitReason.ERROR, traceback.format_exc()
         with uninterrupted():
             return self._close(reason, detail)
+
+    # Going on in another process
+
+    def state(self) -> dict[str, Any]:
+        """Where the run stands between two turns, as JSON has it; all but sandbox and cache."""
+        return {
+            "steps": self.steps,
+            "seconds": self.clock() - self._began,
+            "format_errors": self._format_errors,
+            "log": self.log.to_dict(),
+            "turns": [asdict(turn) for turn in self._turns],
+            "tool_seconds": self._tool_seconds,
+            "patch_sha256": hashlib.sha256(self._patch.data).hexdigest(),
+            "advice": self._advice.state(),
+            "workspace": {"shown": self._workspace.shown, "undo": self._workspace.undo},
+        }
+
+    def _take_up(self, state: Mapping[str, Any]) -> None:
+        """Become what `state` was taken from. Raises StateMismatch."""
+        self.steps, self._format_errors = state["steps"], state["format_errors"]
+        self.log = TokenLog.from_dict(state["log"])
+        self._turns = [TurnStats(**turn) for turn in state["turns"]]
+        self._tool_seconds = list(state["tool_seconds"])
+        self._advice.restore(state["advice"])
+        workspace = state["workspace"]
+        self._workspace.shown = tuple((path, name) for path, name in workspace["shown"])
+        self._workspace.undo = dict(workspace["undo"])
+        if self.steps:
+            self._patch = self.sandbox.diff()
+        if hashlib.sha256(self._patch.data).hexdigest() != state["patch_sha256"]:
+            raise StateMismatch(
+                f"the files restored after step {self.steps} make another patch than those saved"
+            )
+        self.trajectory.patch(self._patch.data)
+        self.watcher.resumed(self.steps, len(self.log))
 
     # The steps of a run
 
@@ -169,6 +229,11 @@ class Loop:
         user = issue + code
         self.trajectory.append("start", {"system": system, "user": user, "ids": [0, len(self.log)]})
         self.watcher.opened(system, user, len(self.log))
+        self._keep(changed=True)
+
+    def _keep(self, *, changed: bool) -> None:
+        if self.keeper is not None:
+            self.keeper.keep(self.steps, self.state, changed=changed)
 
     def _user_prompt(self, system: str) -> tuple[str, str]:
         """The issue, and as much code as leaves room in the budget for the turns to come."""
@@ -235,6 +300,7 @@ class Loop:
         if observation.final:
             raise Exit(ExitReason.SUBMITTED)
         self.chat.bridge(self.log, text, role=self.settings.observation_role, turn=self.steps + 1)
+        self._keep(changed=observation.changed)
 
     def _room(self) -> int:
         """Tokens the next reply may have. Raises Exit where a limit leaves none."""

@@ -7,8 +7,9 @@ as a server that is sent messages would; then the ids differ too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 from transformers import PreTrainedModel
@@ -18,9 +19,18 @@ from agent.session import Finish, Session, TurnStats
 from agent.shared_prompt import SharedPrompt
 from agent.template_history import template_ids
 from agent.token_log import TokenLog
-from cache import AnyConfig, Sampling, make_pool
+from cache import (
+    AnyConfig,
+    EvictingCache,
+    Sampling,
+    load_snapshot,
+    make_pool,
+    replay,
+    save_snapshot,
+)
 from cache.attention import attach
 from cache.generate import DEFAULT_CHUNK
+from cache.snapshot import BadSnapshot
 
 ProtocolName = Literal["true_eviction", "full_context"]
 PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
@@ -67,6 +77,30 @@ class ReplyProtocol(Protocol):
         ...
 
 
+class KeptProtocol(ReplyProtocol, Protocol):
+    """A protocol that another process can go on with."""
+
+    def save(self, path: Path, *, model_id: str) -> bool:
+        """Write to `path` what is kept between turns; False, and no file, where nothing is."""
+        ...
+
+    def resume(
+        self,
+        log: TokenLog,
+        saved: Iterable[Path],
+        *,
+        model_id: str,
+        on_replay: Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Become what the protocol was that the replies in `log` came from.
+
+        saved: files that `save` wrote at turns of this log, the best first; one that cannot be used
+        is passed over. What none of them holds is fed again as it was fed, on_replay being told
+        (ids fed, ids to feed). Returns how many ids that were.
+        """
+        ...
+
+
 class _CacheProtocol:
     """What both protocols share: feeding a session what it lacks, and sampling a turn."""
 
@@ -91,9 +125,14 @@ class _CacheProtocol:
         self._pool = make_pool(model, config)
         self._start()
 
-    def _start(self) -> None:
+    def _start(self, cache: EvictingCache | None = None) -> None:
         self.session = Session(
-            self._model, self._config, sampling=self._sampling, chunk=self._chunk, pool=self._pool
+            self._model,
+            self._config,
+            sampling=self._sampling,
+            chunk=self._chunk,
+            pool=self._pool,
+            cache=cache,
         )
         self._pinned: set[tuple[int, int]] = set()
         self._fed_digest: tuple[int, str] | None = None
@@ -133,6 +172,21 @@ class _CacheProtocol:
 
     def close(self) -> None:
         self.session.close()
+
+    def save(self, path: Path, *, model_id: str) -> bool:
+        return False
+
+    def resume(
+        self,
+        log: TokenLog,
+        saved: Iterable[Path],
+        *,
+        model_id: str,
+        on_replay: Callable[[int, int], None] | None = None,
+    ) -> int:
+        self._shared = None
+        self._fed_digest = (len(log), log.digest())
+        return 0
 
     def _begin_turn(self) -> None:
         """Get the session ready for a turn: here, only its counters."""
@@ -187,6 +241,56 @@ class TrueEviction(_CacheProtocol):
 
     name = "true_eviction"
 
+    def save(self, path: Path, *, model_id: str) -> bool:
+        save_snapshot(self.session.cache, path, model_id=model_id)
+        return True
+
+    def resume(
+        self,
+        log: TokenLog,
+        saved: Iterable[Path],
+        *,
+        model_id: str,
+        on_replay: Callable[[int, int], None] | None = None,
+    ) -> int:
+        super().resume(log, saved, model_id=model_id)
+        for path in saved:
+            if self._load(path, log, model_id):
+                break
+        # Of a reply all ids but the last are fed one by one, as they were when they were sampled.
+        replies = [segment for segment in log.segments if segment.kind == "sampled"]
+        began = self.session.cache.seen
+        total = max([segment.end - 1 for segment in replies], default=began) - began
+        for segment in replies:
+            if segment.end - 1 <= self.session.cache.seen:
+                continue
+
+            def told(_: int) -> None:
+                if on_replay is not None:
+                    on_replay(self.session.cache.seen - began, total)
+
+            head = log.head(segment.start)
+            self._feed(head.ids, head, lambda fed, _: told(fed))
+            ids = log.ids[segment.start : segment.end - 1]
+            replay(self._model, self.session.cache, ids, on_token=told)
+        return self.session.cache.seen - began
+
+    def _load(self, path: Path, log: TokenLog, model_id: str) -> bool:
+        """Go on with a saved cache. False where it is damaged, or of another model or config."""
+        self.session.close()
+        try:
+            cache = load_snapshot(path, self._model, model_id=model_id, pool=self._pool)
+        except BadSnapshot:
+            self._start()
+            return False
+        if cache.config != self._config or cache.seen > len(log):
+            cache.close()
+            self._start()
+            return False
+        self._start(cache)
+        self._pinned = set(log.head(cache.seen).pinned_spans())
+        return True
+
 
 class FullContext(_CacheProtocol):
     """A fresh cache every turn: all ids are prefilled again and compressed afresh."""
@@ -208,7 +312,7 @@ def make_protocol(
     chunk: int = DEFAULT_CHUNK,
     shared: SharedPrompt | None = None,
     history: History = "raw",
-) -> ReplyProtocol:
+) -> KeptProtocol:
     """The protocol called `name`. Raises ValueError for an unknown one.
 
     shared: where the first prompt comes from if it was prefilled already, and is kept if not.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,11 +27,23 @@ from agent.attempt import (
 from agent.chat import Chat
 from agent.display import TerminalWatcher, show_end, show_patch
 from agent.exits import ExitReason
+from agent.folder_lock import folder_lock
 from agent.interrupts import interruptible
+from agent.keeper import KeepOptions
 from agent.models import LoadedModel, load
 from agent.progress import TerminalProgress
 from agent.report import eviction_words, merged, pass_at_k
+from agent.resume import (
+    UNFINISHED,
+    ResumedRepoTask,
+    attempt_folders,
+    find_run,
+    finished_attempt,
+    require_same,
+    require_unfinished,
+)
 from agent.run_options import DEMO_INSTANCE, RunOptions
+from agent.run_state import StateFolder
 from agent.shared_prompt import SharedPrompt
 from agent.trajectory import new_run_folder, write_report
 from cache import AnyConfig
@@ -51,8 +66,15 @@ class Run:
     folder: Path
     console: Console
     quiet: bool
+    before: Mapping[str, Any] | None = None  # the report so far of a run that is gone on with
     began: float = field(default_factory=time.time)
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began, without the time in which nobody made it."""
+        earlier = (self.before or {}).get("seconds", 0.0)
+        return round(earlier + time.time() - self.began, 3)
 
     def say(self, text: str) -> None:
         if not self.quiet:
@@ -67,16 +89,34 @@ def execute(
     Raises OptionError, and what loading tasks, models and sandboxes raises (TaskError, ModelError,
     UnsupportedModel, UnbridgeableTemplate, SandboxError), KeyboardInterrupt.
     """
-    with interruptible():
-        task = make_task(options)
-        try:
-            choice = choose(_kind(options))
-            folder = new_run_folder(out, task.instance.instance_id)
-            run = Run(options, task, choice, folder, console, quiet)
-            return _made(run)
-        finally:
-            if isinstance(task, RepoTask):
-                task.close()
+    with interruptible(), _task(options) as task:
+        choice = choose(_kind(options))
+        folder = new_run_folder(out, task.instance.instance_id)
+        with folder_lock(folder):
+            return _made(Run(options, task, choice, folder, console, quiet))
+
+
+def resume(name: str, *, out: Path, console: Console, quiet: bool) -> tuple[dict[str, Any], int]:
+    """Go on with the run called `name`; see `agent.resume`. Returns what `execute` does.
+
+    Raises CannotResume, FolderBusy, NoState, and what `execute` raises.
+    """
+    kept = find_run(name, out)
+    with interruptible(), folder_lock(kept.folder), _task(kept.options) as task:
+        require_unfinished(kept)
+        choice = choose(_kind(kept.options))
+        run = Run(kept.options, task, choice, kept.folder, console, quiet, before=kept.report)
+        return _made(run)
+
+
+@contextmanager
+def _task(options: RunOptions) -> Iterator[Task]:
+    task = make_task(options)
+    try:
+        yield task
+    finally:
+        if isinstance(task, RepoTask):
+            task.close()
 
 
 def make_task(options: RunOptions) -> Task:
@@ -115,16 +155,24 @@ def _made(run: Run) -> tuple[dict[str, Any], int]:
         "run": run.folder.name,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.began)),
         "argv": sys.argv[1:],
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "cache": config.model_dump(mode="json"),
         **run_facts(
             task, loaded, options, sandbox={"kind": run.choice.kind, "reason": run.choice.reason}
         ),
     }
-    write_report(run.folder, merged({"state": "running"}, run.facts))
+    if run.before is not None:
+        _go_on(run, run.before)
+    write_report(run.folder, merged({"state": "running", "seconds": run.seconds}, run.facts))
     attempts: list[Attempt] = []
     shared = SharedPrompt() if options.attempts > 1 else None
     try:
         for number in range(1, options.attempts + 1):
-            attempts.append(_attempt(run, loaded, chat, config, number, shared))
+            attempts.append(
+                _finished(run, config, number)
+                or _attempt(run, loaded, chat, config, number, shared)
+            )
             if attempts[-1].outcome.reason is ExitReason.INTERRUPTED:
                 break
             if options.until_resolved and _graded(run, attempts[-1]).resolved:
@@ -139,13 +187,41 @@ def _made(run: Run) -> tuple[dict[str, Any], int]:
         report = _report(run, attempts, "failed", f"{type(error).__name__}: {error}")
         write_report(run.folder, report)
         raise
-    report = _report(run, attempts, "finished", "")
+    interrupted = any(a.outcome.reason is ExitReason.INTERRUPTED for a in attempts)
+    report = _report(run, attempts, "interrupted" if interrupted else "finished", "")
     write_report(run.folder, report)
+    for attempt in attempts:
+        if attempt.outcome.reason not in UNFINISHED:
+            StateFolder(attempt.folder).remove()
     _show(run, attempts, report)
     if options.apply and isinstance(task, RepoTask) and attempts[0].outcome.patch:
         task.apply(attempts[0].outcome.patch.data)
         run.say(f"applied to {task.path}")
     return report, _exit_code(attempts)
+
+
+def _go_on(run: Run, before: Mapping[str, Any]) -> None:
+    """See that the run is still the one that it was. Raises CannotResume."""
+    for difference in require_same(before, run.facts):
+        run.say(f"other than before: {difference}")
+    run.facts["started"] = before["started"]
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.began))
+    run.facts["resumed"] = [*before.get("resumed", []), now]
+
+
+def _folder(run: Run, number: int) -> Path:
+    return attempt_folders(run.folder, run.options)[number - 1]
+
+
+def _finished(run: Run, config: AnyConfig, number: int) -> Attempt | None:
+    """An attempt that was over when the run was ended."""
+    if run.before is None or run.options.attempts == 1:
+        return None
+    seed = run.options.first_seed + number - 1
+    attempt = finished_attempt(_folder(run, number), seed, config)
+    if attempt is not None:
+        run.say(f"attempt {number} was over already: {attempt.outcome.reason.value}")
+    return attempt
 
 
 def _attempt(
@@ -166,14 +242,18 @@ def _attempt(
     several = options.attempts > 1
     if shared is not None:
         shared.last = number == options.attempts
-    folder = run.folder / f"attempt-{number}" if several else run.folder
+    folder, task = _folder(run, number), run.task
+    resumed = run.before is not None
+    kept = StateFolder(folder).task() if resumed else None
+    if kept is not None and isinstance(task, RepoTask):
+        task = ResumedRepoTask(task, kept)
     if several:
         run.say(f"\nattempt {number} of {options.attempts}, seed {seed}")
     watcher = TerminalWatcher(run.console, budget=token_budget(config), quiet=run.quiet)
     watcher.start()
     try:
         attempt = make_attempt(
-            run.task,
+            task,
             loaded,
             chat,
             config,
@@ -183,6 +263,8 @@ def _attempt(
             sandbox=run.choice.kind,
             watcher=watcher,
             shared=shared,
+            keep=KeepOptions(turns=options.snapshot_turns, seconds=options.snapshot_seconds),
+            resume=resumed,
             say=run.say,
         )
     finally:
@@ -206,7 +288,7 @@ def _grade(run: Run, attempt: Attempt) -> None:
 
 
 def _report(run: Run, attempts: list[Attempt], state: str, error: str) -> dict[str, Any]:
-    ended: dict[str, Any] = {"state": state, "seconds": round(time.time() - run.began, 3)}
+    ended: dict[str, Any] = {"state": state, "seconds": run.seconds}
     if error:
         ended["error"] = error
     data = [attempt_data(run.task, attempt) for attempt in attempts]
@@ -231,6 +313,8 @@ def _show(run: Run, attempts: list[Attempt], report: dict[str, Any]) -> None:
     if "pass_at_k" in report:
         run.say(report["pass_at_k"]["label"])
     run.say(f"kept in {run.folder}{os.sep}: trajectory.jsonl, patch.diff, report.json")
+    if any(StateFolder(attempt.folder).begun for attempt in attempts):
+        run.say(f"to go on: agent run --resume {run.folder}")
 
 
 def _exit_code(attempts: list[Attempt]) -> int:

@@ -54,6 +54,8 @@ class RunOptions(BaseModel):
     until_resolved: bool = False
     sandbox: str = "auto"
     apply: bool = False
+    snapshot_turns: int = Field(5, ge=0)  # the cache is saved after so many turns
+    snapshot_seconds: float = Field(60.0, ge=0)  # or after so long
     overrides: tuple[str, ...] = ()
 
     @model_validator(mode="before")

@@ -56,11 +56,13 @@ class Session:
         sampling: Sampling,
         chunk: int,
         pool: AnyPool | None = None,
+        cache: EvictingCache | None = None,
     ) -> None:
+        """`cache`: one to go on with, of that config; None makes a new one in `pool`."""
         self.model = model
         self.sampling = sampling
         self.chunk = chunk
-        self.cache = EvictingCache(model, config, pool=pool)
+        self.cache = cache or EvictingCache(model, config, pool=pool)
         self._logits: torch.Tensor | None = None
         self.begin_turn()
 

@@ -132,6 +132,16 @@ class TokenLog:
     def __repr__(self) -> str:
         return f"TokenLog({len(self)} ids, {len(self.__segments)} segments)"
 
+    def head(self, n: int) -> TokenLog:
+        """A log of the segments that end at or before id `n`."""
+        log = TokenLog()
+        for segment in self.__segments:
+            if segment.end > n:
+                break
+            log.__ids.extend(self.__ids[segment.start : segment.end])
+            log.__segments.append(segment)
+        return log
+
     def pinned_spans(self) -> list[tuple[int, int]]:
         """`[start, end)` of what is pinned, in order, neighbours joined."""
         spans: list[tuple[int, int]] = []

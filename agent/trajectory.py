@@ -51,6 +51,33 @@ class Trajectory:
         self._file = (folder / TRAJECTORY).open("x", encoding="utf-8", newline="\n")
         _sync_folder(folder)
 
+    @classmethod
+    def reopen(cls, folder: Path, size: int) -> Trajectory:
+        """Go on with a run whose trajectory was `size` bytes long at the state it goes on from.
+
+        Lines after it are of turns that are made again; they go to a file of their own. Raises
+        ValueError if the trajectory is shorter.
+        """
+        path = folder / TRAJECTORY
+        data = path.read_bytes()
+        if len(data) < size:
+            raise ValueError(
+                f"{path} has {len(data)} bytes, fewer than the saved state says: {size}"
+            )
+        if data[size:]:
+            number = 1 + len(list(folder.glob("trajectory.cut-*.jsonl")))
+            write_atomic(folder / f"trajectory.cut-{number}.jsonl", data[size:])
+            write_atomic(path, data[:size])
+        trajectory = cls.__new__(cls)
+        trajectory.folder = folder
+        trajectory._file = path.open("a", encoding="utf-8", newline="\n")
+        return trajectory
+
+    @property
+    def size(self) -> int:
+        """Bytes on the disk."""
+        return os.fstat(self._file.fileno()).st_size
+
     def append(self, kind: str, entry: Mapping[str, Any]) -> None:
         """Add a line, on the disk when this returns."""
         line = {"kind": kind, "time": round(time.time(), 3), **entry}

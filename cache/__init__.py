@@ -8,6 +8,7 @@ from cache.methods.nexus import NexusConfig
 from cache.pools import AnyPool, make_pool
 from cache.presets import preset, preset_names
 from cache.ragged_store import RaggedPool
+from cache.replay import replay
 from cache.sampling import Sampling
 from cache.snapshot import load_snapshot, save_snapshot
 from cache.stats import CacheStats, EvictionRecord
@@ -38,5 +39,6 @@ __all__ = [
     "preset",
     "preset_names",
     "register",
+    "replay",
     "save_snapshot",
 ]
