@@ -84,6 +84,7 @@ def test_every_field_of_the_options_was_thought_of() -> None:
         "task", "instance", "repo", "issue", "image", "test_command",  # the instance is the row's
         "attempts", "until_resolved",  # runs are one attempt each
         "apply",
+        "snapshot_turns", "snapshot_seconds",  # how often its state is saved
         "tools_reason",  # how the tool set was found, not which
     }  # fmt: skip
     assert set(RunOptions.model_fields) == {*DECIDING, *no_part}
