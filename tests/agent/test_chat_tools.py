@@ -182,6 +182,9 @@ def test_thoughts_that_are_not_at_the_beginning_are_counted_too() -> None:
     parts = ["🙂🙂", "<think>a</think>", "in between 🙂", "<think>日本</think>", "end"]
     ids = [i for part in parts for i in encode(part)]
     assert chat.thought_tokens(ids) == len(encode(parts[1])) + len(encode(parts[3]))
+    cut = encode("日")[:2]  # two bytes of three: one U+FFFD, as one byte would be
+    assert chat.text(cut) == "\ufffd"
+    assert chat.thought_tokens([*cut, *encode(parts[1])]) == len(encode(parts[1]))
 
 
 def test_a_reply_that_starts_in_a_thought_is_counted_from_its_start() -> None:
