@@ -21,6 +21,8 @@ from cache.attention import attach, attend, mark_batch
 from cache.evicting_cache import EvictingCache
 from cache.generate import cache_keyword
 from cache.pools import AnyPool
+from cache.static_step import StaticStep
+from cache.store import Pool
 from cache.support import UnsupportedModel
 
 _SHARED_ROPE = ("dynamic", "longrope")
@@ -33,12 +35,20 @@ class BatchDecoder:
         pool: the pool that all caches must have their rows in; None takes any.
         width: rows that each pass is padded to; 0 pads nothing. With a fixed width a row's logits
             do not depend, to the last bit, on how many others there are.
+        static: compute all rows of `pool`, a uniform one, by static shapes (see `static_step`);
+            None does so on CUDA, where that makes one graph of a step.
 
-    Raises UnsupportedModel for a model whose rotation of one row depends on the others' lengths.
+    Raises UnsupportedModel for a model whose rotation of one row depends on the others' lengths,
+    ValueError for `static` without a uniform pool.
     """
 
     def __init__(
-        self, model: PreTrainedModel, pool: AnyPool | None = None, *, width: int = 0
+        self,
+        model: PreTrainedModel,
+        pool: AnyPool | None = None,
+        *,
+        width: int = 0,
+        static: bool | None = None,
     ) -> None:
         attach(model)
         _require_own_rotation(model)
@@ -46,6 +56,12 @@ class BatchDecoder:
         self.pool = pool
         self.width = width
         self._keyword = cache_keyword(model)
+        self._static: StaticStep | None = None
+        if isinstance(pool, Pool):
+            if static if static is not None else pool.keys.is_cuda:
+                self._static = StaticStep(model, pool)
+        elif static:
+            raise ValueError("static shapes need a pool whose heads all hold equally much")
 
     @torch.inference_mode()
     def step(self, caches: Sequence[EvictingCache], tokens: Sequence[int]) -> torch.Tensor:
@@ -55,6 +71,8 @@ class BatchDecoder:
         cannot be fed together.
         """
         self._check(caches, tokens)
+        if self._static is not None:
+            return self._static.step(caches, tokens)
         batch = _Batch(caches)
         padding = [0] * (self.width - len(caches))
         positions = [cache.seen for cache in caches]

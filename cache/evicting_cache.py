@@ -144,14 +144,18 @@ class EvictingCache(Cache):
         if batch != 1:
             raise ValueError(f"an EvictingCache holds one sequence, not a batch of {batch}")
         if layer_idx == 0:
-            self._pending = length
-            self._window.begin()
-            self._added.clear()
+            self._begin(length)
             self.reserve(length)
         self.pool.write(layer_idx, self.row, key_states[0], value_states[0])
         keys, values = self.pool.view(layer_idx, self.row, length)
         mark_owner(keys, self)
         return keys, values
+
+    def _begin(self, tokens: int) -> None:
+        """A forward pass of so many tokens begins; what an unfinished one left is dropped."""
+        self._pending = tokens
+        self._window.begin()
+        self._added.clear()
 
     def reset(self) -> None:
         """Forget everything, as if newly made; pins too."""
@@ -226,6 +230,22 @@ class EvictingCache(Cache):
             self._added.clear()
         self._pending, self._mask = 0, None
         self.stats.peak_tokens = max(self.stats.peak_tokens, self.resident)
+
+    def accept(self, queries: torch.Tensor, scaling: Sequence[float]) -> None:
+        """One token that was written behind what the row holds is valid and counts as seen.
+
+        queries: rotated ones of all layers, [L, H_q, D]; scaling: factor of q.k in each layer. For
+        passes that do not come through `update` (see `static_step`).
+        """
+        self._begin(1)
+        if self._observer is None:
+            self._window.stage_all(queries.unsqueeze(2))
+        else:
+            for layer, query in enumerate(queries[:, None, :, None]):
+                key, _ = self.pool.view(layer, self.row, 1)
+                self.observe(layer, query, key, self.segments(layer), scaling[layer])
+        self._scaling = list(scaling)
+        self.finish_layer(self.num_layers - 1)
 
     # -- size ------------------------------------------------------------------------------------
 

@@ -37,6 +37,11 @@ class QueryWindow:
             # A copy, so that a chunk's whole query tensor is not kept alive.
             self._staged[layer] = queries[:, -self.size :].clone()
 
+    def stage_all(self, queries: torch.Tensor) -> None:
+        """Note those of all layers, [L, H_q, q, D], which must not change before `commit`."""
+        if self.size:
+            self._staged = list(queries[:, :, -self.size :])
+
     def commit(self, seen: int) -> None:
         """Write what was staged; the last staged query belongs to token `seen` - 1."""
         if not self.size:

@@ -31,7 +31,11 @@ def ragged_attention(
     segments: of each KV head, the newest q keys being those of the queries. mask: the additive
     lower-right mask [q, T] for T keys; None for a single query.
     """
-    kernel = _kernel() if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) else None
+    kernel = (
+        varlen_kernel()
+        if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+        else None
+    )
     if kernel is not None:
         return varlen(kernel, query, keys, values, segments, scale)
     heads, length = len(segments.starts), query.shape[2]
@@ -80,7 +84,7 @@ def varlen(
 
 
 @cache
-def _kernel() -> Callable[..., Any] | None:
+def varlen_kernel() -> Callable[..., Any] | None:
     """torch's variable-length attention, if it can read segments with room between them."""
     try:
         from torch.nn.attention.varlen import varlen_attn
