@@ -147,13 +147,13 @@ class _CacheProtocol:
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Reply:
         self._check_prefix(log)
-        ids = log.ids if self.history == "raw" else _rendered(self.chat, log)
+        prompt = log.ids if self.history == "raw" else _rendered(self.chat, log)
         self._begin_turn()
         shared, self._shared = self._shared, None  # the first prompt alone is shared
-        if shared is None or ids != log.ids:
-            self._feed(ids, log, on_prefill)
+        if shared is None or prompt != log.ids:
+            self._feed(prompt, log, on_prefill)
         elif not self._take(shared, log):
-            self._feed(ids, log, on_prefill)
+            self._feed(prompt, log, on_prefill)
             shared.keep(self.session, log)
         session, chat = self.session, self.chat
 
