@@ -10,10 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from agent.chat import Chat
+from agent.dialects.json_calls import JsonCalls
 from agent.keeper import KeepOptions, RunKeeper
 from agent.loop import Loop, Outcome, Watcher
 from agent.models import LoadedModel
-from agent.prompts import make_dialect
+from agent.prompts import make_dialect, tool_schemas
 from agent.protocol import KeptProtocol, make_protocol
 from agent.report import attempt_report, git_commit, hardware, versions
 from agent.run_options import OptionError, RunOptions
@@ -70,6 +71,7 @@ def make_attempt(
     """
     context = getattr(loaded.model.config, "max_position_embeddings", None)
     settings = _within(options.settings(), context)
+    chat = _chat(chat, loaded, settings, task)
     states = StateFolder(folder)
     saved = states.newest() if resume and states.begun else None
     with _trajectory(folder, saved, resume=resume) as trajectory:
@@ -85,6 +87,7 @@ def make_attempt(
                 sampling=Sampling(**options.sampling(settings).model_dump(), seed=seed),
                 chunk=options.chunk,
                 shared=shared,
+                history=settings.history,
             )
             keeper = None
             if keep is not None and keep.turns:
@@ -117,6 +120,17 @@ def make_attempt(
             finally:
                 protocol.close()
     return Attempt(folder, seed, outcome, config, unenforced)
+
+
+def _chat(chat: Chat, loaded: LoadedModel, settings: AgentSettings, task: Task) -> Chat:
+    """The chat of a tool set: told of the tools where the model's template describes them.
+
+    Raises UnbridgeableTemplate for a model whose template cannot do what the set asks for.
+    """
+    schemas = tool_schemas(settings, task.instance) if settings.dialect == JsonCalls.name else None
+    if schemas is None and settings.thinking is None:
+        return chat
+    return Chat(loaded.tokenizer, loaded.name, schemas, thinking=settings.thinking)
 
 
 def _trajectory(folder: Path, saved: SavedState | None, *, resume: bool) -> Trajectory:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 LOCK = ".lock"
+_GLANCE = 1.0  # seconds; `is_held` holds the lock for an instant
 
 
 class FolderBusy(RuntimeError):
@@ -20,23 +22,34 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """Hold `folder` until the block is left. Raises FolderBusy."""
     handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise FolderBusy(f"another process works in {folder}; wait for it or end it") from error
+        _take(handle, folder)
         yield
     finally:
         os.close(handle)
 
 
+def _take(handle: int, folder: Path) -> None:
+    end = time.monotonic() + _GLANCE
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() > end:
+                raise FolderBusy(
+                    f"another process works in {folder}; wait for it or end it"
+                ) from error
+        time.sleep(0.05)
+
+
 def is_held(folder: Path) -> bool:
     """Whether some process works in `folder` now."""
     try:
-        handle = os.open(folder / LOCK, os.O_RDWR)
+        handle = os.open(folder / LOCK, os.O_RDONLY)
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:

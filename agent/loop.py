@@ -44,6 +44,7 @@ class Step:
     reply: Reply
     ids: tuple[int, int]  # where the reply stands in the token log
     tool_seconds: float
+    thought_tokens: int  # of the reply, inside <think>
     changed: bool  # whether the patch is another one now
 
 
@@ -291,6 +292,7 @@ class Loop:
             reply=reply,
             ids=(start, len(self.log)),
             tool_seconds=self._tool_seconds[-1],
+            thought_tokens=self.chat.thought_tokens(reply.ids),
             changed=self._patch.data != before,
         )
         self.trajectory.append("step", _entry(step))
@@ -415,6 +417,8 @@ def _entry(step: Step) -> dict[str, Any]:
         "ids": list(step.ids),
         "sampled": list(step.reply.ids),
         "stats": asdict(step.reply.stats),
+        "held": list(step.reply.held),
+        "thought_tokens": step.thought_tokens,
         "tool_seconds": round(step.tool_seconds, 4),
         "changed": step.changed,
     }

@@ -15,6 +15,7 @@ from typing import Literal, Protocol, get_args
 from transformers import PreTrainedModel
 
 from agent.chat import Chat
+from agent.held import held_shares
 from agent.session import Finish, Session, TurnStats
 from agent.shared_prompt import SharedPrompt
 from agent.template_history import template_ids
@@ -43,12 +44,16 @@ class LogChanged(RuntimeError):
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model said: ids (a stop id included), their text, why it ended, what it cost."""
+    """What the model said: ids (a stop id included), their text, why it ended, what it cost.
+
+    held: which parts of the stream the cache holds then; see `agent.held`.
+    """
 
     ids: tuple[int, ...]
     text: str
     finish: Finish
     stats: TurnStats
+    held: tuple[float, ...] = ()
 
 
 class ReplyProtocol(Protocol):
@@ -168,7 +173,8 @@ class _CacheProtocol:
             max_new_tokens=max_new_tokens, stop_ids=chat.stop_ids, stop=watched
         )
         self._fed_digest = (len(log), log.digest(len(log)))
-        return Reply(tuple(ids), chat.text(ids), finish, session.turn_stats())
+        held = tuple(held_shares(session.cache))
+        return Reply(tuple(ids), chat.text(ids), finish, session.turn_stats(), held)
 
     def close(self) -> None:
         self.session.close()

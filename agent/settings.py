@@ -131,6 +131,11 @@ class AgentSettings(_Strict):
         "and two calls in it are an error",
     )
     observation_role: Literal["user", "tool"] = "user"
+    thinking: bool | None = Field(
+        None,
+        description="false switches off the thoughts of a model whose template can; null asks "
+        "for nothing",
+    )
     history: Literal["raw", "template"] = Field(
         "raw",
         description="raw: what was said stays as it was said. template: thoughts of past turns are "

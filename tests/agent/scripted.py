@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -96,6 +97,13 @@ class ScriptedProtocol:
             eviction_seconds=0.0,
         )
         return Reply(tuple(ids), self.chat.text(ids), finish, stats)  # type: ignore[arg-type]
+
+    def save(self, path: Path, *, model_id: str) -> bool:
+        return False
+
+    def resume(self, log: TokenLog, saved: Iterable[Path], **_: object) -> int:
+        self._seen = len(log)
+        return 0
 
     def close(self) -> None:
         pass

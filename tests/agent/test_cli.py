@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 import typer
-from scripted import ScriptedProtocol, byte_tokenizer, xml
-from transformers import LlamaConfig, LlamaForCausalLM
+from commands import SOURCE, agent, only_run, report, run_repo
+from scripted import xml
 from typer.testing import CliRunner
 
 from agent import attempt, run_command
@@ -24,74 +24,7 @@ from cache import preset_names
 from environments import probe
 from tasks import Verdict
 
-SOURCE = "def double(x):\n    return x + x + 1\n"
 FIX = xml("edit", "One too many.", path="calc.py", start="2", text="    return x + x")
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random Llama and a tokenizer of bytes, as a user could have one."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    torch.manual_seed(0)
-    tokenizer = byte_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32_768,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def repo(tmp_path: Path) -> Path:
-    folder = tmp_path / "calc"
-    folder.mkdir()
-    (folder / "calc.py").write_text(SOURCE)
-    return folder
-
-
-def agent(*arguments: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
-
-
-def only_run(out: Path) -> Path:
-    (folder,) = out.iterdir()
-    return folder
-
-
-def report(folder: Path) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    return data
-
-
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Replies by attempt, said by a script in the place of the model. Filled by the test."""
-    scripts: list[list[str]] = []
-
-    def protocol(name: str, model: object, chat: Any, config: object, **_: object) -> object:
-        return ScriptedProtocol(chat, scripts.pop(0))
-
-    monkeypatch.setattr(attempt, "make_protocol", protocol)
-    return scripts
-
-
-def run_repo(tiny: Path, repo: Path, out: Path, *more: str) -> tuple[int, str]:
-    return agent(
-        "run", "--repo", repo, "--issue", "double(2) is 5", "--model", tiny, "--out", out,
-        "--sandbox", "bubblewrap", "--dtype", "float32", "--tools", "compact",
-        "--set", "dialect=xml_calls", *more,
-    )  # fmt: skip
 
 
 def test_help_names_every_method() -> None:

@@ -125,8 +125,8 @@ def kill_often(server: Server, folder: Path, times: int, turn: float, seed: int)
     return {line["step"] for line in lines if line["kind"] == "resume"}
 
 
-def test_killed_four_times(tiny_folder: str, tmp_path: Path) -> None:
-    with served(tiny_folder, "bubblewrap", tmp_path) as server:
+def test_killed_four_times(tiny_model: Path, tmp_path: Path) -> None:
+    with served(str(tiny_model), "bubblewrap", tmp_path) as server:
         turn = server.make(tmp_path / "undisturbed") / STEPS
         expected = facts(tmp_path / "undisturbed")
         begun = kill_often(server, tmp_path / "killed", 4, turn, seed=1)
@@ -148,28 +148,3 @@ def test_killed_twenty_times_with_a_trained_model(kind: str, tmp_path: Path) -> 
         begun = kill_often(server, tmp_path / "killed", 20, turn, seed=2)
         assert len(begun) > 8
         assert facts(tmp_path / "killed") == expected
-
-
-@pytest.fixture(scope="module")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with a random Llama and a tokenizer of bytes."""
-    import torch
-    from scripted import byte_tokenizer
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    torch.manual_seed(0)
-    tokenizer = byte_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32_768,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
