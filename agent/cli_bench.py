@@ -367,7 +367,7 @@ def profile(
         from agent.bench import profiles, profiles_report
         from agent.bench.contestants import contestants
         from agent.bench.origin import origin
-    kinds = {kind: kind for kind in profiles.WHAT}
+    kinds: dict[str, profiles.What] = {kind: kind for kind in profiles.WHAT}
     if what not in kinds:
         _fail(errors, f"--what {what!r} is not one of {', '.join(kinds)}", 2)
     loaded, words = _load(errors, shape, model, layers, dtype, device, threads, seed)

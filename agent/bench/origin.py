@@ -28,7 +28,7 @@ def origin(device: torch.device) -> dict[str, Any]:
     """Command, versions, machine and load as they are now."""
     found: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d %H:%M"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": f"{_program()} {shlex.join(sys.argv[1:])}".strip(),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -97,6 +97,14 @@ def save(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
     part.replace(path)
+
+
+def _program() -> str:
+    """Without its folder; a module that was run with -m under its own name."""
+    path = Path(sys.argv[0])
+    if path.suffix != ".py":
+        return path.name
+    return "agent" if path.name == "cli.py" else f"python -m {path.parent.name}.{path.stem}"
 
 
 def _processor() -> str:
