@@ -174,7 +174,7 @@ def show(
     console = _console()
     shown = Show(console, full=full)
     if by_step:
-        if not (console.is_terminal and sys.stdin.isatty()):
+        if not _at_a_terminal(console):
             _fail("--step-by-step needs a terminal", 2)
         pages = [_page(shown.step, replay, each) for replay, found in picked for each in found]
         if wanted is None:
@@ -215,7 +215,7 @@ def _table(entries: list[RunEntry], console: Console) -> tuple[Table, list[str]]
         _Column("run", handle),
         _Column("state", _state),
         _Column("exit", lambda run: safe(run.exit), order=2),
-        _Column("verdict", _verdict),
+        _Column("verdict or why", _verdict),
         _Column("task", lambda run: safe(run.task), order=1),
         _Column("steps", lambda run: f"{run.steps:,}", right=True),
         _Column("seen", lambda run: f"{run.seen:,}", right=True, order=5),
@@ -343,6 +343,8 @@ class _Follower:
         run = read_run(self._path)
         for replay in load(self._path, self._attempt):
             folder = replay.folder
+            if replay.attempts > 1 and folder == self._path:
+                continue  # the first of its attempts is about to begin
             if folder not in self._lines:
                 self._lines[folder], self._shown[folder] = Lines(folder), []
                 self._show.head(replay)
@@ -396,6 +398,10 @@ def _console() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(width=_PIPED_WIDTH)
     return console
+
+
+def _at_a_terminal(console: Console) -> bool:
+    return console.is_terminal and sys.stdin.isatty()
 
 
 def _fail(message: str, code: int) -> NoReturn:

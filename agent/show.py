@@ -23,7 +23,7 @@ from agent.run_index import (
 from agent.run_lines import Lines, number, read_object, section, text, whole
 from agent.trajectory import PATCH, REPORT
 
-_BAR, _LINES, _WIDTH = 24, 24, 400  # of the fill; of a text that is not shown in full
+_BAR, _LINES, _WIDTH = 20, 24, 400  # of the fill; of a text that is not shown in full
 _PATCH_LINES, _RULE = 200, 100
 _LEVELS = "▁▂▃▄▅▆▇█"
 _COLOURS = ("red", "yellow", "green")
@@ -73,6 +73,9 @@ def load(folder: Path, attempt: int | None = None) -> list[Replay]:
     """The attempts of a run, or the one asked for. Raises NoSuchStep."""
     run, report = read_run(folder), read_object(folder / REPORT) or {}
     folders = attempt_folders(folder)
+    count = len(folders)
+    if run.state == RUNNING:  # others may follow
+        count = max(count, whole(section(report, "options"), "attempts"))
     wanted = range(1, len(folders) + 1)
     if attempt is not None:
         if attempt not in wanted:
@@ -85,7 +88,7 @@ def load(folder: Path, attempt: int | None = None) -> list[Replay]:
             report={**report, **_own_report(folder, folders[n - 1], report, n)},
             lines=Lines.read(folders[n - 1]),
             attempt=n,
-            attempts=len(folders),
+            attempts=count,
         )
         for n in wanted
     ]
@@ -173,7 +176,7 @@ class Show:
         self._rule(Text("end", "bold"), "dim")
         reason = text(report, "exit") or text(lines.end, "exit")
         if not reason:
-            self._print(standing(replay.run, torn=lines.torn))
+            self._stand(standing(replay.run, torn=lines.torn))
             return
         detail = _clean(text(report, "detail") or text(lines.end, "detail")).strip()
         # The last line of a trace says what it was; of any other detail the first does.
@@ -186,7 +189,7 @@ class Show:
         elif replay.run.state == RUNNING:
             self._print(Text("no verdict yet: the run goes on", "dim"))
         if replay.run.resumable and reason in (INTERRUPTED, "error", "sandbox_lost"):
-            self._print(standing(replay.run))
+            self._stand(standing(replay.run))
         self._patch(replay.folder)
 
     def _start(self, entry: Mapping[str, Any]) -> None:
@@ -238,6 +241,9 @@ class Show:
             patch = b"\n".join(lines[:_PATCH_LINES]) + b"\n[... %d lines ...]\n" % left
         show_patch(self.console, patch)
 
+    def _stand(self, words: Text) -> None:
+        self.console.print(words, highlight=False, soft_wrap=True)  # it may hold a command to copy
+
     def _rule(self, title: Text, style: str) -> None:
         rule = Rule(title, align="left", style=style)
         self.console.print(rule, width=min(self.console.width, _RULE))
@@ -252,12 +258,12 @@ def turn(entry: Mapping[str, Any], budget: int | None) -> list[Text]:
     if not stats:
         return [Text("cache     nothing is known of this turn", "blue")]
     resident, seen = whole(stats, "resident"), whole(stats, "seen")
-    of, limit = (budget, "the budget") if budget else (seen, "what was seen")
+    of, what = (budget, "tokens") if budget else (seen, "seen")
     share = resident / of if of else 0.0
-    bar = Text(f"cache     {_bar(share)} {resident:,} of {of:,} tokens, ", "blue")
-    bar.append(f"{share:.0%} of {limit}", "bold yellow" if budget and share > 1 else "blue")
+    bar = Text(f"cache     {_bar(share)} {resident:,} of {of:,} {what} ", "blue")
+    bar.append(f"({share:.0%})", "bold yellow" if budget and share > 1 else "blue")
     bar.append(f" · {_bytes(whole(stats, 'cache_bytes'))}")
-    bar.append(f" · at most {whole(stats, 'peak_tokens'):,} tokens")
+    bar.append(f" · peak {whole(stats, 'peak_tokens'):,}")
     parts = []
     if forked := whole(stats, "forked"):
         gone = whole(stats, "forked_evicted_tokens")
