@@ -79,16 +79,7 @@ def make_attempt(
             # Which limits this host cannot enforce is known once a sandbox is open.
             unenforced = tuple(getattr(box, "unenforced", ()))
             since = _place(task, box, states, kept=keep is not None, saved=saved)
-            protocol = make_protocol(
-                options.protocol,
-                loaded.model,
-                chat,
-                config,
-                sampling=Sampling(**options.sampling(settings).model_dump(), seed=seed),
-                chunk=options.chunk,
-                shared=shared,
-                history=settings.history,
-            )
+            protocol = _protocol(loaded, chat, config, options, settings, seed=seed, shared=shared)
             keeper = None
             if keep is not None and keep.turns:
                 keeper = RunKeeper(
@@ -131,6 +122,31 @@ def _chat(chat: Chat, loaded: LoadedModel, settings: AgentSettings, task: Task) 
     if schemas is None and settings.thinking is None:
         return chat
     return Chat(loaded.tokenizer, loaded.name, schemas, thinking=settings.thinking)
+
+
+def _protocol(
+    loaded: LoadedModel,
+    chat: Chat,
+    config: AnyConfig,
+    options: RunOptions,
+    settings: AgentSettings,
+    *,
+    seed: int,
+    shared: SharedPrompt | None,
+) -> KeptProtocol:
+    try:
+        return make_protocol(
+            options.protocol,
+            loaded.model,
+            chat,
+            config,
+            sampling=Sampling(**options.sampling(settings).model_dump(), seed=seed),
+            chunk=options.chunk,
+            shared=shared,
+            history=settings.history,
+        )
+    except ValueError as error:  # what only the loaded model shows
+        raise OptionError(str(error)) from error
 
 
 def _trajectory(folder: Path, saved: SavedState | None, *, resume: bool) -> Trajectory:

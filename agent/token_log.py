@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -162,8 +163,10 @@ class TokenLog:
         count = len(self.__ids) if n is None else n
         if not 0 <= count <= len(self.__ids):
             raise ValueError(f"cannot digest {count} ids: the log holds {len(self.__ids)}")
-        data = b"".join(token.to_bytes(4, "little") for token in self.__ids[:count])
-        return hashlib.sha256(data).hexdigest()
+        ids = self.__ids[:count]
+        if sys.byteorder == "big":
+            ids.byteswap()
+        return hashlib.sha256(ids.tobytes()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in the log, as JSON types. `from_dict` gives it back."""
