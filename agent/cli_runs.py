@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from agent.display import safe
@@ -37,7 +37,7 @@ from agent.run_lines import Lines
 from agent.show import NoSuchStep, Replay, Show, chosen, duration, load
 
 _RUNS = Path("runs")
-_SHOWN = 30
+_SHOWN, _GAP = 30, "  "
 _PIPED_WIDTH = 240  # where no terminal says how wide it is
 _LOOK = 0.5  # seconds between two looks at a run that goes on
 _COLOURS = {
@@ -96,7 +96,8 @@ def list_runs(
     console = _console()
     shown = entries if everything else entries[:_SHOWN]
     table, left_out = _table(shown, console)
-    console.print(table)
+    for line in table:
+        console.print(line, highlight=False)
     states = Counter(run.state for run in entries)
     words = [", ".join(f"{count:,} {state}" for state, count in states.most_common())]
     if len(shown) < len(entries):
@@ -201,8 +202,8 @@ class _Column:
     order: int = 0  # the highest is left out first where the terminal is narrow
 
 
-def _table(entries: list[RunEntry], console: Console) -> tuple[Table, list[str]]:
-    """The table, and the columns for which there was no room."""
+def _table(entries: list[RunEntry], console: Console) -> tuple[list[Text], list[str]]:
+    """The lines of the table, and the columns for which there was no room."""
     clash = Counter(run.handle for run in entries)
     now = time.time()
 
@@ -226,22 +227,35 @@ def _table(entries: list[RunEntry], console: Console) -> tuple[Table, list[str]]
         _Column("method", lambda run: safe(run.method), order=7),
         _Column("protocol", lambda run: safe(run.protocol), order=8),
     ]
+    cells = {c.title: [_as_text(c.cell(run)) for run in entries] for c in columns}
+    widths = {
+        c.title: max(cell_len(c.title), *(t.cell_len for t in cells[c.title])) for c in columns
+    }
     left_out: list[_Column] = []
-    while True:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for column in columns:
-            side: Literal["right", "left"] = "right" if column.right else "left"
-            fold = column is columns[0]
-            overflow: Literal["fold", "ellipsis"] = "fold" if fold else "ellipsis"
-            table.add_column(column.title, justify=side, no_wrap=not fold, overflow=overflow)
-        for run in entries:
-            table.add_row(*[_as_text(column.cell(run)) for column in columns])
+    while sum(widths[c.title] + len(_GAP) for c in columns) - len(_GAP) > console.width:
         last = max(columns, key=lambda column: column.order)
-        unbounded = console.options.update(max_width=10_000)
-        if console.measure(table, options=unbounded).maximum <= console.width or not last.order:
-            return table, [column.title for column in reversed(left_out)]
+        if not last.order:
+            break
         columns.remove(last)
         left_out.append(last)
+    titles = [Text(column.title, "dim") for column in columns]
+    rows = [titles, *([cells[c.title][number] for c in columns] for number in range(len(entries)))]
+    lines = [
+        Text(_GAP).join(
+            _padded(cell, widths[column.title], column.right)
+            for cell, column in zip(row, columns, strict=True)
+        )
+        for row in rows
+    ]
+    for line in lines:
+        line.rstrip()
+    return lines, [column.title for column in reversed(left_out)]
+
+
+def _padded(cell: Text, width: int, right: bool) -> Text:
+    cell = cell.copy()
+    cell.pad_left(width - cell.cell_len) if right else cell.pad_right(width - cell.cell_len)
+    return cell
 
 
 def _state(run: RunEntry) -> Text:

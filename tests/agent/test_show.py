@@ -385,7 +385,8 @@ def test_one_step_at_a_time(made: Path, monkeypatch: pytest.MonkeyPatch) -> None
     keys = ["p", "n", " ", "\x1b[C", "x", "p", "\x1b[D", "e", "n", "g", "q"]
     name = f"run {made.name}:"
     assert titles(pages(monkeypatch, keys, made)) == [
-        name, name, "step 1", "step 2", "step 3", "step 3", "step 2", "step 1", "end ended:", "end ended:", name,
+        name, name, "step 1", "step 2", "step 3", "step 3", "step 2", "step 1",
+        "end ended:", "end ended:", name,
     ]  # fmt: skip
 
 
