@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from scripted import xml
 from test_loop import FIX, Rig, rig
 
+from agent.dialects.base import Call
 from agent.exits import ExitReason
+from agent.tools import Observation
 from agent.tools.run import failures
 
 __all__ = ["rig"]  # the fixture
@@ -77,3 +80,20 @@ def test_the_telling_lines_of_a_test_run() -> None:
         "line\n", "line\nline\nline\n"
     )
     assert len(failures("E   " + "x" * 10_000)) < 300
+
+
+def test_what_was_said_is_remembered_by_another_process(checked: Rig) -> None:
+    view = xml("view", path="shop/money.py")
+    checked.limits(steps=2).run(BROKEN, view)
+    before = checked.loop._advice
+    after = type(before)(checked.settings, checked.instance, checked.loop._workspace, [])
+    after.restore(json.loads(json.dumps(before.state())))
+    assert after.state() == before.state()
+    patch = checked.outcome.patch.data
+    said = [advice.held_back(patch) for advice in (before, after)]
+    assert said[0] == said[1] is not None
+    assert after.state() == before.state() != {}
+    call = Call("view", {"path": "shop/money.py"})
+    seen = Observation(checked.observation(2))
+    again = after.completed(call, seen, patch, failed=False, steps_left=9, tokens_left=9_999)
+    assert "before, with the same result" in again.text

@@ -304,6 +304,19 @@ def test_what_is_malformed_is_never_run(name: str, fault: str) -> None:
     assert expected in turn.error.message
 
 
+@pytest.mark.parametrize("name", SETS)
+def test_where_decoding_ends(name: str) -> None:
+    from test_loop import ISSUE
+
+    text = SETS[name].run("echo 1") + "\n"
+    ends = [
+        make_dialect(load_settings(name, [f"calls={calls}"]), ISSUE).stop(text)
+        for calls in ("first", "only")
+    ]
+    assert ends == [True, False]
+    assert load_settings(name).calls == ("first" if name == "native" else "only")
+
+
 def test_malformed_replies_are_answered_and_leave_no_trace(said: tuple[Rig, Language]) -> None:
     rig, words = said
     faults = list(broken(words).items())
