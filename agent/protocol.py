@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 
 from agent.chat import Chat
 from agent.held import held_shares
+from agent.serving import Alone, Engine
 from agent.session import Finish, Session, TurnStats
 from agent.shared_prompt import SharedPrompt
 from agent.template_history import template_ids
@@ -25,7 +27,6 @@ from cache import (
     EvictingCache,
     Sampling,
     load_snapshot,
-    make_pool,
     replay,
     save_snapshot,
 )
@@ -121,13 +122,15 @@ class _CacheProtocol:
         chunk: int = DEFAULT_CHUNK,
         shared: SharedPrompt | None = None,
         history: History = "raw",
+        engine: Engine | None = None,
     ) -> None:
         self.chat, self.history = chat, history
         self._model, self._config = model, config
         self._sampling, self._chunk = sampling, chunk
         self._shared = shared
         attach(model)
-        self._pool = make_pool(model, config)
+        self._engine = engine or Alone(model)
+        self._pool = self._engine.pool(config)
         self._start()
 
     def _start(self, cache: EvictingCache | None = None) -> None:
@@ -138,6 +141,7 @@ class _CacheProtocol:
             chunk=self._chunk,
             pool=self._pool,
             cache=cache,
+            engine=self._engine,
         )
         self._pinned: set[tuple[int, int]] = set()
         self._fed_digest: tuple[int, str] | None = None
@@ -157,9 +161,11 @@ class _CacheProtocol:
         shared, self._shared = self._shared, None  # the first prompt alone is shared
         if shared is None or prompt != log.ids:
             self._feed(prompt, log, on_prefill)
-        elif not self._take(shared, log):
-            self._feed(prompt, log, on_prefill)
-            shared.keep(self.session, log)
+        else:
+            with shared.turn():
+                if not self._take(shared, log):
+                    self._feed(prompt, log, on_prefill)
+                    shared.keep(self.session, log)
         session, chat = self.session, self.chat
 
         def stop(drawn: list[int]) -> bool:
@@ -278,14 +284,15 @@ class TrueEviction(_CacheProtocol):
             head = log.head(segment.start)
             self._feed(head.ids, head, lambda fed, _: told(fed))
             ids = log.ids[segment.start : segment.end - 1]
-            replay(self._model, self.session.cache, ids, on_token=told)
+            self._engine.do(partial(replay, self._model, self.session.cache, ids, on_token=told))
         return self.session.cache.seen - began
 
     def _load(self, path: Path, log: TokenLog, model_id: str) -> bool:
         """Go on with a saved cache. False where it is damaged, or of another model or config."""
         self.session.close()
         try:
-            cache = load_snapshot(path, self._model, model_id=model_id, pool=self._pool)
+            load = partial(load_snapshot, path, self._model, model_id=model_id, pool=self._pool)
+            cache = self._engine.do(load)
         except BadSnapshot:
             self._start()
             return False
@@ -318,10 +325,12 @@ def make_protocol(
     chunk: int = DEFAULT_CHUNK,
     shared: SharedPrompt | None = None,
     history: History = "raw",
+    engine: Engine | None = None,
 ) -> KeptProtocol:
     """The protocol called `name`. Raises ValueError for an unknown one.
 
     shared: where the first prompt comes from if it was prefilled already, and is kept if not.
+    engine: what uses the model; None where nobody else does.
     history: "template" feeds `template_ids(chat, log)` in place of the log's ids; ValueError under
     true_eviction, and for a chat whose template is not used.
     """
@@ -344,7 +353,14 @@ def make_protocol(
             "Use history=raw"
         )
     return known[name](
-        model, chat, config, sampling=sampling, chunk=chunk, shared=shared, history=history
+        model,
+        chat,
+        config,
+        sampling=sampling,
+        chunk=chunk,
+        shared=shared,
+        history=history,
+        engine=engine,
     )
 
 

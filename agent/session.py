@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
 
-from cache import AnyConfig, AnyPool, EvictingCache, Sampling, decode, prefill
+from agent.serving import Alone, Engine
+from cache import AnyConfig, AnyPool, EvictingCache, Sampling
 
 Finish = Literal["stop", "stop_text", "length"]
 
@@ -57,9 +59,13 @@ class Session:
         chunk: int,
         pool: AnyPool | None = None,
         cache: EvictingCache | None = None,
+        engine: Engine | None = None,
     ) -> None:
-        """`cache`: one to go on with, of that config; None makes a new one in `pool`."""
+        """`cache`: one to go on with, of that config; None makes a new one in `pool`.
+
+        engine: what uses the model for it; None where no other session does."""
         self.model = model
+        self.engine = engine or Alone(model)
         self.sampling = sampling
         self.chunk = chunk
         self.cache = cache or EvictingCache(model, config, pool=pool)
@@ -83,7 +89,7 @@ class Session:
         """
         began = time.perf_counter()
         twin = copy.copy(self)
-        twin.cache = self.cache.fork(pool=pool)
+        twin.cache = self.engine.do(lambda: self.cache.fork(pool=pool))
         twin._logits = None if self._logits is None else self._logits.clone()
         twin.sampling = self.sampling if sampling is None else sampling
         twin.begin_turn(forked=True)
@@ -98,8 +104,8 @@ class Session:
         before = self.cache.seen
         self._logits = None
         try:
-            self._logits = prefill(
-                self.model, self.cache, ids, chunk=self.chunk, on_chunk=on_progress
+            self._logits = self.engine.prefill(
+                self.cache, ids, chunk=self.chunk, on_chunk=on_progress
             )
         finally:
             self._fed += self.cache.seen - before
@@ -127,16 +133,17 @@ class Session:
         drawn: list[int] = []
         finish: Finish = "length"
         try:
-            for token in decode(self.model, self.cache, logits, sampling=self.sampling):
-                drawn.append(token)
-                if token in stop_ids:
-                    finish = "stop"
-                    break
-                if stop is not None and stop(drawn):
-                    finish = "stop_text"
-                    break
-                if len(drawn) >= max_new_tokens:
-                    break
+            with closing(self.engine.decode(self.cache, logits, sampling=self.sampling)) as tokens:
+                for token in tokens:
+                    drawn.append(token)
+                    if token in stop_ids:
+                        finish = "stop"
+                        break
+                    if stop is not None and stop(drawn):
+                        finish = "stop_text"
+                        break
+                    if len(drawn) >= max_new_tokens:
+                        break
         finally:
             self._sampled += len(drawn)
             spent = time.perf_counter() - began

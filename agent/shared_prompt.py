@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import AbstractContextManager
+
 from agent.session import Session
 from agent.token_log import TokenLog
 
@@ -24,6 +27,12 @@ class SharedPrompt:
         self.tokens = self.nbytes = 0
         self._template: Session | None = None
         self._prompt: _Prompt = ((), ())
+        self._lock = threading.Lock()
+
+    def turn(self) -> AbstractContextManager[object]:
+        """While one attempt is in it, others that are made beside it wait: there is one template.
+        Prefilling and `keep` belong into it."""
+        return self._lock
 
     def keep(self, session: Session, log: TokenLog) -> None:
         """Make the template of a session that has read `log` from its first id to its last.
