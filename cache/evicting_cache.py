@@ -26,7 +26,6 @@ from cache.query_window import QueryWindow
 from cache.ragged_store import Segments
 from cache.state import CacheState, model_shape
 from cache.stats import CacheStats, EvictionRecord
-from cache.store import Pool
 
 
 class EvictingCache(Cache):
@@ -72,11 +71,11 @@ class EvictingCache(Cache):
         if isinstance(config, EvictingConfig):
             self._policy, self._method = Policy(config), make_method(config)
         size = max(getattr(each, "window", 0) for each in (config, *forks))
-        self._window = QueryWindow(size, self.num_layers)
+        self._window = QueryWindow(size, self.pool.places)
         self._added: dict[int, Sequence[torch.Tensor]] = {}  # by layer, per head, for the sums
         self._scaling = [0.0] * self.num_layers
         self._pending = 0  # tokens of the forward pass under way
-        self._mask: torch.Tensor | None = None
+        self._masks: dict[torch.device, torch.Tensor] = {}
 
     @property
     def model(self) -> PreTrainedModel:
@@ -212,11 +211,12 @@ class EvictingCache(Cache):
         ]
 
     def causal_mask(self, queries: int, keys: int, like: torch.Tensor) -> torch.Tensor:
-        """`lower_right_mask`, made once for all layers of a forward pass: one for fewer keys is
-        the right part of one for more."""
-        if self._mask is None or self._mask.shape[0] != queries or self._mask.shape[1] < keys:
-            self._mask = lower_right_mask(queries, keys, like)
-        return self._mask[:, self._mask.shape[1] - keys :]
+        """`lower_right_mask`, made once for all layers of a forward pass that are on one device:
+        one for fewer keys is the right part of one for more."""
+        made = self._masks.get(like.device)
+        if made is None or made.shape[0] != queries or made.shape[1] < keys:
+            made = self._masks[like.device] = lower_right_mask(queries, keys, like)
+        return made[:, made.shape[1] - keys :]
 
     def finish_layer(self, layer: int) -> None:
         """After the last layer the new tokens are valid and count as seen."""
@@ -228,7 +228,8 @@ class EvictingCache(Cache):
         if self._observer is not None:
             self.pool.add_sums(self.row, [self._added[layer] for layer in range(self.num_layers)])
             self._added.clear()
-        self._pending, self._mask = 0, None
+        self._pending = 0
+        self._masks.clear()
         self.stats.peak_tokens = max(self.stats.peak_tokens, self.resident)
 
     def accept(self, queries: torch.Tensor, scaling: Sequence[float]) -> None:
@@ -322,7 +323,10 @@ class EvictingCache(Cache):
         holds fewer than others."""
         ids = [self.pool.held(self.row, range(i, i + 1)).block_ids for i in range(self.num_layers)]
         most = max(part.shape[-1] for part in ids)
-        return torch.cat([pad(part, (most - part.shape[-1], 0), value=-1) for part in ids])
+        device = ids[0].device  # of the first layer, wherever the others are
+        return torch.cat(
+            [pad(part, (most - part.shape[-1], 0), value=-1).to(device) for part in ids]
+        )
 
     def kept_blocks(self) -> torch.Tensor:
         """int64 [L, H_kv, N]: blocks held, ascending; -1 in front where a head holds fewer."""
@@ -364,8 +368,8 @@ class EvictingCache(Cache):
             seen=self.seen,
             step=self.stats.evictions,
             target=target,
-            queries=self._window.newest(self.seen, policy.config.window),
-            scaling=torch.tensor(self._scaling, device=self._model.device),
+            window=self._window,
+            scaling=torch.tensor(self._scaling, device=self.pool.places[0].device),
         )
         cut(self.pool, self.row, method, policy, moment)
         record = EvictionRecord(
@@ -390,8 +394,8 @@ class EvictingCache(Cache):
         Raises RuntimeError in the middle of a forward pass.
         """
         tensors = self.pool.export(self.row)
-        if self._window.ring is not None:
-            tensors["queries"] = self._window.ring
+        if (queries := self._window.ring) is not None:
+            tensors["queries"] = queries
         return CacheState(
             model=model_shape(self._model),
             config=self.config.model_dump(mode="json"),
@@ -399,7 +403,7 @@ class EvictingCache(Cache):
             scaling=tuple(self._scaling),
             policy={} if self._policy is None else self._policy.state(),
             stats=self.stats.counters(),
-            room=self.pool.capacity if isinstance(self.pool, Pool) else 0,
+            room=self.pool.capacity,
             tensors=tensors,
         )
 
@@ -419,7 +423,8 @@ class EvictingCache(Cache):
         content = {name: state.tensors[name] for name in state.tensors if name != "queries"}
         if self._observer is None:
             content.pop("sums", None)
-        if isinstance(self.pool, Pool):  # as much room as there was: the next step need not grow
+        if state.room and not self.pool.ragged:
+            # As much room as there was: the next step need not grow.
             self.pool.make_room(self.row, state.room)
         self.pool.fill(self.row, content)
         self.seen = state.seen

@@ -12,9 +12,10 @@ from cache.allocation import head_counts, layer_counts
 from cache.config import EvictingConfig
 from cache.methods import Method, Observation
 from cache.policy import Policy
-from cache.ragged_store import RaggedPool
+from cache.pools import AnyPool
+from cache.query_window import QueryWindow
 from cache.selection import keep_largest, priorities
-from cache.store import Held, Pool
+from cache.store import Held
 
 # Layers are scored in groups whose logits and keys stay below this many float32 values (256 MB).
 _GROUP_VALUES = 1 << 26
@@ -22,19 +23,17 @@ _GROUP_VALUES = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a step happens: tokens seen, its number, B (mean blocks that stay), the newest queries
-    [L, H_q, W', D] of the window or None, and the factor of q.k in each layer, [L]."""
+    """When a step happens: tokens seen, its number, B (mean blocks that stay), where the newest
+    queries are, and the factor of q.k in each layer, [L]."""
 
     seen: int
     step: int
     target: int
-    queries: torch.Tensor | None
+    window: QueryWindow
     scaling: torch.Tensor
 
 
-def cut(
-    pool: Pool | RaggedPool, row: int, method: Method[Any], policy: Policy, moment: Moment
-) -> None:
+def cut(pool: AnyPool, row: int, method: Method[Any], policy: Policy, moment: Moment) -> None:
     """Evict from `row` down to `moment.target` blocks per layer and head, on average."""
     lengths = pool.lengths(row)
     config: EvictingConfig = policy.config
@@ -45,7 +44,7 @@ def cut(
     )
     keep: list[torch.Tensor] = []
     counts: list[list[int]] = []
-    for layers in _groups(lengths, pool, moment):
+    for layers in _groups(lengths, pool, moment, config.window):
         held = pool.held(row, layers)
         kept, numbers = _decide(held, method, policy, moment, per_layer[layers.start : layers.stop])
         keep.append(kept)
@@ -53,17 +52,18 @@ def cut(
     pool.compact(row, keep, counts)
 
 
-def _groups(lengths: torch.Tensor, pool: Pool | RaggedPool, moment: Moment) -> Iterator[range]:
-    """Consecutive layers to be scored together: one at a time where lengths can differ."""
-    layers, heads = lengths.shape
+def _groups(lengths: torch.Tensor, pool: AnyPool, moment: Moment, window: int) -> Iterator[range]:
+    """Consecutive layers to be scored together: those of one device, and one at a time where
+    lengths can differ."""
     width = 1
-    if isinstance(pool, Pool):
-        per_key = heads * pool.keys.shape[-1]
-        if moment.queries is not None:
-            per_key += moment.queries.shape[1] * moment.queries.shape[2]
+    if not pool.ragged:
+        per_key = lengths.shape[1] * pool.key_dim
+        if window:
+            per_key += moment.window.heads * min(window, moment.seen)
         width = max(1, _GROUP_VALUES // (per_key * max(1, int(lengths[0, 0]))))
-    for first in range(0, layers, width):
-        yield range(first, min(first + width, layers))
+    for place in pool.places:
+        for first in place.layers[::width]:
+            yield range(first, min(first + width, place.layers.stop))
 
 
 def _decide(
@@ -71,14 +71,14 @@ def _decide(
 ) -> tuple[torch.Tensor, list[list[int]]]:
     """Pages that stay, bool [l, H, P] in page order, and their numbers per layer and head."""
     config = policy.config
-    layers = slice(held.first_layer, held.first_layer + held.keys.shape[0])
+    layers = range(held.first_layer, held.first_layer + held.keys.shape[0])
     heads = held.keys.shape[1]
-    queries = moment.queries[layers] if moment.queries is not None else None
+    queries = moment.window.newest(moment.seen, config.window, layers)
     observation = Observation(
         queries=queries if queries is not None else held.keys.new_empty(len(per_layer), 0, 0, 0),
         keys=held.keys,
         block_ids=held.block_ids,
-        scaling=moment.scaling[layers],
+        scaling=moment.scaling[layers.start : layers.stop].to(held.keys.device),
         block_size=policy.block_size,
         seen=moment.seen,
         step=moment.step,

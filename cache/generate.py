@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from cache.evicting_cache import EvictingCache
+from cache.placement import input_device
 from cache.sampling import Sampling
 
 DEFAULT_CHUNK = 512
@@ -45,9 +46,9 @@ def prefill(
     if chunk < 1:
         raise ValueError(f"a chunk holds at least one token, not {chunk}")
     cache.reserve(min(chunk, len(ids)))
-    logits = torch.empty(0)
+    logits, device = torch.empty(0), input_device(model)
     for start in range(0, len(ids), chunk):
-        part = torch.tensor(ids[start : start + chunk], device=model.device)
+        part = torch.tensor(ids[start : start + chunk], device=device)
         logits = forward(model, cache, part)
         fed = start + len(part)
         cache.evict("prefill", last_chunk=fed == len(ids))
@@ -69,10 +70,11 @@ def decode(
     A sampled id is fed only when the next one is asked for: the caller who stops leaves the last
     id unfed, to go in front of the next turn's tokens.
     """
+    device = input_device(model)
     while True:
         token = sampling.choose(logits, position=cache.seen)
         yield token
-        logits = forward(model, cache, torch.tensor([token], device=model.device))
+        logits = forward(model, cache, torch.tensor([token], device=device))
         cache.evict("decode")
 
 

@@ -5,38 +5,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from cache.config import AnyConfig, EvictingConfig
 from cache.methods import Method, make_method
+from cache.placement import places
 from cache.ragged_store import RaggedPool
+from cache.split_store import SplitPool
 from cache.store import Pool
 
-AnyPool = Pool | RaggedPool
+AnyPool = Pool | RaggedPool | SplitPool
 
 
 def make_pool(
     model: PreTrainedModel, config: AnyConfig, *, rows: int = 1, forks: Sequence[AnyConfig] = ()
 ) -> AnyPool:
-    """A pool of `rows` sessions in the shape, dtype and device of `model`, for caches of `config`.
+    """A pool of `rows` sessions in the shape and dtype of `model`, for caches of `config`.
 
+    Its tensors lie where the layers compute: it is split where these are on several devices.
     Raises ValueError for `forks` (see `EvictingCache`) that cannot be served together.
     """
     shape = model.config.get_text_config()
     heads = shape.num_attention_heads
     dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
     kind = RaggedPool if config.ragged else Pool
-    return kind(
-        layers=shape.num_hidden_layers,
-        kv_heads=getattr(shape, "num_key_value_heads", None) or heads,
-        key_dim=dim,
-        value_dim=dim,
-        block_size=config.block_size,
-        dtype=model.dtype,
-        device=model.device,
-        rows=rows,
-        with_sums=observer_of((config, *forks)) is not None,
-    )
+    with_sums = observer_of((config, *forks)) is not None
+
+    def part(layers: int, device: torch.device) -> Pool | RaggedPool:
+        return kind(
+            layers=layers,
+            kv_heads=getattr(shape, "num_key_value_heads", None) or heads,
+            key_dim=dim,
+            value_dim=dim,
+            block_size=config.block_size,
+            dtype=model.dtype,
+            device=device,
+            rows=rows,
+            with_sums=with_sums,
+        )
+
+    found = places(model)
+    if len(found) == 1:
+        return part(shape.num_hidden_layers, found[0].device)
+    return SplitPool(found, part)
 
 
 def observer_of(configs: Sequence[AnyConfig]) -> Method[Any] | None:
@@ -52,7 +64,7 @@ def observer_of(configs: Sequence[AnyConfig]) -> Method[Any] | None:
 def require_fit(pool: AnyPool, config: AnyConfig, observer: Method[Any] | None) -> None:
     """Raise ValueError unless `pool` can hold a row for `config` with that observer."""
     wanted = (config.block_size, config.ragged, observer is not None)
-    has = (pool.block_size, isinstance(pool, RaggedPool), pool.with_sums)
+    has = (pool.block_size, pool.ragged, pool.with_sums)
     for name, want, have in zip(("block_size", "ragged", "with_sums"), wanted, has, strict=True):
         if want != have and not (name == "with_sums" and have):
             raise ValueError(

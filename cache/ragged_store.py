@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from cache.budgets import ceil_blocks
+from cache.placement import Place
 from cache.store import Held, PoolFull
 
 # A buffer is replaced by a smaller one when it is larger than needed by more than this share.
@@ -74,6 +75,8 @@ class Segments:
 class RaggedPool:
     """Pages for `rows` sessions; the same methods as `Pool`, with lengths per layer and head."""
 
+    ragged = True
+
     def __init__(
         self,
         *,
@@ -92,6 +95,8 @@ class RaggedPool:
         self.block_size = block_size
         self.rows = rows
         self.with_sums = with_sums
+        self.key_dim = key_dim
+        self.places = (Place(range(layers), torch.device(device)),)
         self.peak_bytes = 0
         self._heads = kv_heads
         self._blank = _Planes(
@@ -108,6 +113,11 @@ class RaggedPool:
         return _Layer(self._blank.empty(0), list(none), list(none), ends)
 
     # -- size ------------------------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        """0: there is no one number of slots per row."""
+        return 0
 
     @property
     def nbytes(self) -> int:

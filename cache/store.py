@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from cache.budgets import ceil_blocks
+from cache.placement import Place
 
 
 class PoolFull(RuntimeError):
@@ -92,6 +93,8 @@ class Pool:
     capacity in slots) is common to all rows and grows by `make_room`.
     """
 
+    ragged = False
+
     def __init__(
         self,
         *,
@@ -110,6 +113,8 @@ class Pool:
         self.block_size = block_size
         self.rows = rows
         self.with_sums = with_sums
+        self.key_dim = key_dim
+        self.places = (Place(range(layers), torch.device(device)),)
         lead = (layers, rows, kv_heads)
         self.keys = torch.empty((*lead, 0, key_dim), dtype=dtype, device=device)
         self.values = torch.empty((*lead, 0, value_dim), dtype=dtype, device=device)
