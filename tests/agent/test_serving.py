@@ -1,0 +1,289 @@
+"""Sessions in threads that share a model write what each one writes alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from tiny_talk import CHAT, nexus, talk, tiny
+
+from agent.interrupts import Interrupted
+from agent.protocol import make_protocol
+from agent.serving import Alone, Serving
+from agent.session import Session
+from agent.shared_prompt import SharedPrompt
+from agent.token_log import TokenLog
+from cache import PoolFull, Sampling, preset
+
+Outcome = Any
+
+
+def in_threads(*works: Callable[[], Any]) -> list[Outcome]:
+    """What each returned or raised, all at work at once."""
+    found: list[Outcome] = [None] * len(works)
+
+    def run(number: int) -> None:
+        try:
+            found[number] = works[number]()
+        except BaseException as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return found
+
+
+CONFIGS = [
+    nexus(128),
+    preset("dense"),
+    preset("h2o", budget={"kind": "tokens", "tokens": 100}),
+    preset("ada-nexus", budget={"kind": "tokens", "tokens": 256}),
+]
+
+
+def conversation(model: Any, number: int, engine: Any, name: str = "true_eviction") -> TokenLog:
+    sampling = Sampling(0.7 * (number % 2), 0.95, seed=number)
+    config = CONFIGS[number % len(CONFIGS)]
+    protocol = make_protocol(name, model, CHAT, config, sampling=sampling, chunk=48, engine=engine)
+    try:
+        return talk(protocol, turns=3, prompt=90 + 17 * number, new_tokens=14, pinned=False)
+    finally:
+        protocol.close()
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_conversations_of_all_methods_are_those_of_their_solo_runs(share):
+    """Prompts of others are read in between; their lengths, methods and turns differ."""
+    model = tiny("qwen2")
+    alone = [list(conversation(model, n, None).ids) for n in range(4)]
+    with Serving(model, 4, share_pool=share) as serving:
+        logs = in_threads(*[lambda n=n: conversation(model, n, serving) for n in range(4)])
+    assert [list(log.ids) for log in logs] == alone
+    drawn = sum(s.end - s.start for log in logs for s in log.segments if s.kind == "sampled")
+    assert serving.fed == drawn - 4 * 3  # the last one of a turn goes in front of the next
+    assert serving.fed > 1.5 * serving.steps
+
+
+def test_full_context_and_a_shared_pool_that_is_given_back_every_turn():
+    model = tiny("llama")
+    alone = [list(conversation(model, n, None, "full_context").ids) for n in (0, 4)]
+    with Serving(model, 2, share_pool=True) as serving:
+        works = [lambda n=n: conversation(model, n, serving, "full_context") for n in (0, 4)]
+        logs = in_threads(*works)
+        assert serving.pool(CONFIGS[0]) is serving.pool(CONFIGS[0])
+    assert [list(log.ids) for log in logs] == alone
+
+
+def session(model: Any, engine: Any, seed: int = 0, **options: Any) -> Session:
+    sampling = Sampling(0.8, seed=seed)
+    config = options.pop("config", CONFIGS[0])
+    made = Session(model, config, sampling=sampling, chunk=40, engine=engine, **options)
+    made.feed(list(range(10, 70)))
+    return made
+
+
+def drawn(made: Session, count: int, stop: Callable[[list[int]], bool] | None = None) -> Any:
+    return made.sample(max_new_tokens=count, stop_ids=(), stop=stop)[0]
+
+
+def test_steps_are_batches_and_one_who_waits_for_its_tests_holds_nobody_up():
+    model = tiny("llama")
+    expected = [drawn(session(model, None, seed), 30) for seed in range(3)]
+    with Serving(model, 4) as serving:
+        made = [session(model, serving, seed) for seed in range(4)]
+        at_work = threading.Event()
+        works = [lambda each=each: drawn(each, 30) for each in made[:3]]
+        results = in_threads(*works, lambda: at_work.wait(30) and None, lambda: at_work.set())
+        assert results[:3] == expected
+        assert serving.steps <= 40  # 29 each, and a few more where one came late
+        before = time.monotonic()
+        assert len(drawn(made[3], 10)) == 10
+        assert time.monotonic() - before < 20
+
+
+def test_who_is_slow_between_two_tokens_is_waited_for_no_longer_than_patience():
+    model = tiny("llama")
+    expected = drawn(session(model, None, 1), 20)
+    with Serving(model, 2, patience=0.01) as serving:
+        slow, quick = session(model, serving, 0), session(model, serving, 1)
+        release = threading.Event()
+
+        def wait(ids: list[int]) -> bool:
+            return len(ids) == 2 and release.wait(30) and False
+
+        def work() -> list[int]:
+            try:
+                return drawn(quick, 20)
+            finally:
+                release.set()
+
+        results = in_threads(lambda: drawn(slow, 5, wait), work)
+    assert results[1] == expected
+    assert len(results[0]) == 5
+
+
+class Boom(Exception):
+    pass
+
+
+def test_what_breaks_in_one_session_reaches_that_one_alone():
+    model = tiny("qwen2")
+    expected = [drawn(session(model, None, seed), 25) for seed in range(3)]
+    with Serving(model, 3) as serving:
+        made = [session(model, serving, seed) for seed in range(3)]
+        evict, made[1].cache.evict = made[1].cache.evict, fail_at(made[1].cache.evict, 7)
+        update, made[2].cache.update = made[2].cache.update, fail_at(made[2].cache.update, 20)
+        results = in_threads(*[lambda each=each: drawn(each, 25) for each in made])
+        assert results[0] == expected[0]
+        assert all(isinstance(each, Boom) for each in results[1:])
+        # The one whose pass broke off is as it was before that token, and can go on.
+        made[1].cache.evict, made[2].cache.update = evict, update
+        seen = made[2].cache.seen
+        made[2].feed([5])
+        assert made[2].cache.seen == seen + 1
+        assert len(drawn(made[2], 3)) == 3
+
+
+def fail_at(method: Callable[..., Any], call: int) -> Callable[..., Any]:
+    """From that call on."""
+    calls = 0
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls >= call:
+            raise Boom
+        return method(*args, **kwargs)
+
+    return wrapper
+
+
+def test_errors_of_a_prompt_and_of_work_are_raised_where_they_were_asked_for():
+    model = tiny("llama")
+    with Serving(model, 1, share_pool=True) as serving:
+        made = session(model, serving, pool=serving.pool(CONFIGS[0]))
+        with pytest.raises(PoolFull):
+            session(model, serving, pool=serving.pool(CONFIGS[0]))
+        with pytest.raises(ValueError, match="no new ids"):
+            made.feed([])
+        with pytest.raises(IndexError):
+            made.feed([1, 10**6])
+        with pytest.raises(Boom):
+            serving.do(lambda: fail_at(print, 1)())
+        assert serving.do(lambda: serving.do(lambda: 3)) == 3
+        made.feed([5])
+        assert len(drawn(made, 3)) == 3
+    with pytest.raises(ValueError, match="rows=0"):
+        Serving(model, 0)
+
+
+def test_stop_ends_all_who_wait_with_its_reason_and_close_ends_the_thread():
+    model = tiny("llama")
+    serving = Serving(model, 3)
+    made = [session(model, serving, seed) for seed in range(2)]
+    halfway = threading.Event()
+
+    def tell(ids: list[int]) -> bool:
+        if len(ids) == 10:
+            halfway.set()
+        return False
+
+    def stop() -> None:
+        assert halfway.wait(30)
+        serving.stop("SIGTERM")
+
+    results = in_threads(lambda: drawn(made[0], 10**6, tell), lambda: drawn(made[1], 10**6), stop)
+    for result in results[:2]:
+        assert isinstance(result, Interrupted)
+        assert str(result) == "SIGTERM"
+    # What was fed is whole: another engine can go on.
+    for each in made:
+        each.engine = Alone(model)
+        each.feed([5])
+    serving.close()
+    assert not serving._thread.is_alive()
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        serving.do(lambda: 1)
+
+
+def test_a_caller_that_is_interrupted_leaves_nothing_under_way(monkeypatch):
+    """As Ctrl-C does in the main thread, in the middle of waiting."""
+    model = tiny("llama")
+    with Serving(model, 1) as serving:
+        made = session(model, serving)
+        wait, waits = threading.Event.wait, []
+
+        def interrupted(event: threading.Event, timeout: float | None = None) -> bool:
+            if threading.current_thread() is threading.main_thread() and not waits:
+                waits.append(event)
+                raise KeyboardInterrupt
+            return wait(event, timeout)
+
+        seen = made.cache.seen
+        monkeypatch.setattr(threading.Event, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            drawn(made, 5)
+        assert waits[0].is_set()
+        assert made.cache.seen in (seen, seen + 1)
+        assert not serving._feeds
+        assert serving._writing == 0
+        made.feed([5])
+        assert len(drawn(made, 4)) == 4
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_the_first_prompt_is_prefilled_once_for_attempts_side_by_side(share):
+    model = tiny("qwen2")
+
+    def attempt(seed: int, engine: Any, shared: SharedPrompt | None) -> tuple[list[int], int]:
+        protocol = make_protocol(
+            "true_eviction",
+            model,
+            CHAT,
+            nexus(128),
+            sampling=Sampling(0.9, seed=seed),
+            chunk=48,
+            shared=shared,
+            engine=engine,
+        )
+        fed: list[int] = []
+        log = talk(
+            protocol,
+            turns=2,
+            pinned=False,
+            after=lambda turn, log, reply: fed.append(reply.stats.fed),
+        )
+        protocol.close()
+        return list(log.ids), fed[0]
+
+    alone = [attempt(seed, None, None)[0] for seed in range(3)]
+    shared = SharedPrompt()
+    with Serving(model, 3, share_pool=share) as serving:
+        works = [lambda seed=seed: attempt(seed, serving, shared) for seed in range(3)]
+        results = in_threads(*works)
+    shared.close()
+    assert [ids for ids, _ in results] == alone
+    assert sorted(fed for _, fed in results) == [0, 0, 150]
+
+
+def test_a_row_does_not_depend_on_who_else_writes():
+    """To the bit, as every step is padded to the same number of rows."""
+    model = tiny("qwen2")
+
+    def keys(serving: Serving, seeds: Sequence[int]) -> list[torch.Tensor]:
+        made = [session(model, serving, seed, config=preset("dense")) for seed in seeds]
+        results = in_threads(*[lambda each=each: drawn(each, 12) for each in made])
+        assert all(isinstance(result, list) for result in results)
+        return [each.cache.state().tensors["keys"] for each in made]
+
+    with Serving(model, 4) as serving:
+        for seed, together in enumerate(keys(serving, range(4))):
+            assert torch.equal(keys(serving, [seed])[0], together)
