@@ -7,6 +7,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+JOBS ?= 2
 
 .PHONY: demo test check lint setup oracles oracles-swebench clean
 
@@ -36,7 +37,7 @@ demo: setup
 	$(BIN)/agent run --task repo_issue $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow' -n $(JOBS) --dist loadgroup $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

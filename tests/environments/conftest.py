@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from environments import hostfiles
 from tests.conftest import _bubblewrap_error
 from tests.environments.plain_image import KIND
 
+HERE = Path(__file__).parent
 KINDS = [
     pytest.param("docker", marks=pytest.mark.docker),
     "bubblewrap",
@@ -40,6 +43,9 @@ COSTLY = {
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        # They count processes and containers and use up what a host has: one worker does them all.
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.xdist_group("sandboxes"))
         call = getattr(item, "callspec", None)
         kind = call.params.get("sandbox_kind") if call else None
         if kind == KIND and getattr(item, "originalname", "") in COSTLY:
