@@ -169,6 +169,8 @@ def test_keys_hold_names_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert key() == key(tools="compact") == key(tools="auto", temperature=0.6, top_p=0.95)
     assert key(model="qwen3-8b") == key(model="qwen3-8b", tools="r2e", temperature=1.0)
     assert key() != key(tools="native")
+    (item,) = make_items("pairs", [Row()], parse_options({"instance": "x"}), config="c")
+    assert (item.options["temperature"], item.options["top_p"]) == (0.6, 0.95)
 
 
 def test_a_templates_history_needs_a_fresh_cache_each_turn() -> None:
