@@ -75,7 +75,8 @@ def speed(
         str,
         typer.Option(
             metavar="A[,B...]",
-            help="dense, any method, dynamic and static (transformers' caches), re-prefill.",
+            help="dense, any method, NAME+fixed (decoded by static shapes; one graph on CUDA), "
+            "dynamic and static (transformers' caches), re-prefill.",
             rich_help_panel=_WHAT,
         ),
     ] = "dense,dynamic,static,nexus",

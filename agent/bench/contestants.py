@@ -9,7 +9,7 @@ import copy
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from cache.state import CacheState
 
 DYNAMIC, STATIC, AGAIN = "dynamic", "static", "re-prefill"
 OUTSIDE = (DYNAMIC, STATIC, AGAIN)
+FIXED = "+fixed"  # behind a method's name: decode by static shapes, one graph on CUDA
 
 
 class NotHere(RuntimeError):
@@ -42,11 +43,12 @@ class Parts:
     storing: float = 0.0
     noting: float = 0.0
     evicting: float = 0.0
+    inside: bool = False
 
     def shares(self) -> dict[str, float]:
         """Each part of the total."""
-        parts = [f.name for f in fields(self) if f.name != "total"]
-        return {f"{name}_share": getattr(self, name) / self.total for name in parts}
+        names = ("storing", "noting", "evicting")
+        return {f"{name}_share": getattr(self, name) / self.total for name in names}
 
 
 @dataclass
@@ -134,13 +136,21 @@ class OwnStream(Stream):
     """`EvictingCache`s in rows of one pool; several are written to as one batch."""
 
     def __init__(
-        self, model: PreTrainedModel, config: AnyConfig, plan: Plan, state: CacheState | None
+        self,
+        model: PreTrainedModel,
+        config: AnyConfig,
+        plan: Plan,
+        state: CacheState | None,
+        *,
+        fixed: bool = False,
     ) -> None:
         super().__init__(model, plan)
         attach(model)
         self.pool = make_pool(model, config, rows=plan.batch)
         self.caches = [EvictingCache(model, config, pool=self.pool) for _ in range(plan.batch)]
-        self._decoder = batch_decoder(model, self.pool) if plan.batch > 1 else None
+        self._decoder = None
+        if plan.batch > 1 or fixed:
+            self._decoder = batch_decoder(model, self.pool, fixed=fixed)
         for each in self.caches:
             if state is not None:
                 each.restore(state)
@@ -190,8 +200,9 @@ class OwnStream(Stream):
                 ("update", "storing"),
                 ("observe", "noting"),
                 ("finish_layer", "noting"),
+                ("accept", "noting"),
                 ("evict", "evicting"),
-            )[3 if evicting_only else 0 :]:
+            )[4 if evicting_only else 0 :]:
                 setattr(each, name, _timed(getattr(each, name), parts, part, self._synced))
         return parts
 
@@ -204,12 +215,16 @@ def _timed(call: Any, parts: Parts, part: str, device: torch.device | None) -> A
     """`call`, with the seconds that it takes added to a part; on CUDA until its work is done."""
 
     def timed(*args: Any, **kwargs: Any) -> Any:
+        if parts.inside:  # one of them calls another: its time is counted already
+            return call(*args, **kwargs)
+        parts.inside = True
         synchronize(device)
         began = time.perf_counter()
         try:
             return call(*args, **kwargs)
         finally:
             synchronize(device)
+            parts.inside = False
             setattr(parts, part, getattr(parts, part) + time.perf_counter() - began)
 
     return timed
@@ -221,24 +236,30 @@ def synchronize(device: torch.device | None) -> None:
         torch.cuda.synchronize(device)
 
 
-def batch_decoder(model: PreTrainedModel, pool: Any) -> Any:
-    """What decodes several rows of a pool at once. Raises NotHere."""
+def batch_decoder(model: PreTrainedModel, pool: Any, *, fixed: bool) -> Any:
+    """What decodes several rows of a pool at once: row by row, or by shapes that are `fixed`.
+
+    Raises NotHere, and ValueError for fixed shapes where rows differ by head.
+    """
     try:
         from cache.batch_decode import BatchDecoder
     except ImportError as error:
         raise NotHere(f"batches on our own store: {error}") from error
-    return BatchDecoder(model, pool)
+    return BatchDecoder(model, pool, static=fixed)
 
 
 class Own(Contestant):
     """Our store with a config."""
 
-    def __init__(self, name: str, model: PreTrainedModel, config: AnyConfig) -> None:
+    def __init__(
+        self, name: str, model: PreTrainedModel, config: AnyConfig, *, fixed: bool = False
+    ) -> None:
         super().__init__(name, model)
         self.config = config
+        self.fixed = fixed
 
     def open(self, plan: Plan, context: CacheState | None) -> OwnStream:
-        return OwnStream(self.model, self.config, plan, context)
+        return OwnStream(self.model, self.config, plan, context, fixed=self.fixed)
 
     def fill(self, plan: Plan, content: Content) -> CacheState:
         cache = EvictingCache(self.model, self.config)
@@ -259,8 +280,9 @@ class Own(Contestant):
         config = self.config
         target = Policy(config).target("prefill", seen=whole, resident=whole, last_chunk=True)
         flat = config.scope == "prefill+decode" and config.prefill_eviction == "chunk"
-        more = plan.chunk if flat else plan.room
-        return min((target + 1) * config.block_size + more, whole)
+        room = (target + 1) * config.block_size + (plan.chunk if flat else plan.room)
+        # What a budget in tokens will need is reserved at once, however little there is yet.
+        return room if flat and config.budget.kind == "tokens" else min(room, whole)
 
 
 # -- transformers' caches ------------------------------------------------------------------------
@@ -381,15 +403,16 @@ def contestants(
     """
     found: list[Contestant] = []
     for name in names:
+        base, fixed = name.removesuffix(FIXED), name.endswith(FIXED)
         if name in (DYNAMIC, STATIC):
             found.append(Hf(name, model))
         elif name == AGAIN:
             found.append(Again(name, model, preset("dense")))
-        elif name not in preset_names():
+        elif base not in preset_names():
             known = ", ".join((*OUTSIDE, *preset_names()))
-            raise ValueError(f"unknown method {name!r}; there are: {known}")
-        elif name == "dense":
-            found.append(Own(name, model, preset(name)))
+            raise ValueError(f"unknown method {name!r}; there are: {known}, and NAME{FIXED}")
+        elif base == "dense":
+            found.append(Own(name, model, preset(base), fixed=fixed))
         else:
             if not budgets and not densities:
                 raise ValueError(f"{name} evicts: give it a budget")
@@ -398,6 +421,6 @@ def contestants(
             ]
             shares += [(f"{d:g}", {"kind": "density", "density": d}) for d in densities]
             for label, budget in shares:
-                config = preset(name, budget=budget, **copy.deepcopy(changes or {}))
-                found.append(Own(f"{name}@{label}", model, config))
+                config = preset(base, budget=budget, **copy.deepcopy(changes or {}))
+                found.append(Own(f"{name}@{label}", model, config, fixed=fixed))
     return found

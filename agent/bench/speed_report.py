@@ -24,7 +24,8 @@ NOTES = [
     f"`dense`: nothing is evicted, on our own store. `{DYNAMIC}`, `{STATIC}`: transformers' "
     "DynamicCache and StaticCache (which attends to its whole length), attention by SDPA. "
     f"`{AGAIN}`: a fresh dense cache every turn. NAME@N: a method with a budget of N tokens (below "
-    "1: that share of the tokens seen).",
+    "1: that share of the tokens seen). NAME+fixed: decoded by static shapes with lengths on the "
+    "device, which is one graph on CUDA.",
     "first token: reading the observation behind what was seen, the eviction due then included, "
     "until the first new token is known. eviction: `cache.evict` per step that evicted, and as a "
     "share of decode (or prefill) time. noting: keeping queries, lengths and block numbers; "
