@@ -19,6 +19,7 @@ from agent.protocol import KeptProtocol, make_protocol
 from agent.report import attempt_report, git_commit, hardware, versions
 from agent.run_options import OptionError, RunOptions
 from agent.run_state import SavedState, StateFolder
+from agent.serving import Engine
 from agent.settings import AgentSettings
 from agent.shared_prompt import SharedPrompt
 from agent.token_log import TokenLog
@@ -59,12 +60,14 @@ def make_attempt(
     shared: SharedPrompt | None = None,
     keep: KeepOptions | None = None,
     resume: bool = False,
+    engine: Engine | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Attempt:
     """Let the model work in a fresh sandbox of the kind `sandbox`, with a fresh log.
 
     `folder` gets the trajectory, the patch and, with `keep`, what another process needs to go on;
     with `resume` that process is this one (where no state was saved yet, it begins).
+    engine: what uses the model, where other attempts do so too.
     seed: of sampling; the cache has its own. Raises SandboxError and TaskError when the sandbox or
     its tree cannot be had, NoState when what was saved cannot be used; what happens afterwards is
     the attempt's outcome.
@@ -79,7 +82,9 @@ def make_attempt(
             # Which limits this host cannot enforce is known once a sandbox is open.
             unenforced = tuple(getattr(box, "unenforced", ()))
             since = _place(task, box, states, kept=keep is not None, saved=saved)
-            protocol = _protocol(loaded, chat, config, options, settings, seed=seed, shared=shared)
+            protocol = _protocol(
+                loaded, chat, config, options, settings, seed=seed, shared=shared, engine=engine
+            )
             keeper = None
             if keep is not None and keep.turns:
                 keeper = RunKeeper(
@@ -133,6 +138,7 @@ def _protocol(
     *,
     seed: int,
     shared: SharedPrompt | None,
+    engine: Engine | None,
 ) -> KeptProtocol:
     try:
         return make_protocol(
@@ -144,6 +150,7 @@ def _protocol(
             chunk=options.chunk,
             shared=shared,
             history=settings.history,
+            engine=engine,
         )
     except ValueError as error:  # what only the loaded model shows
         raise OptionError(str(error)) from error

@@ -130,6 +130,15 @@ def run(
             rich_help_panel=flags.LIMITS,
         ),
     ] = False,
+    parallel: Annotated[
+        bool,
+        typer.Option(
+            "--parallel",
+            help="Make the attempts at once: one model writes for all, a token of each at a time. "
+            "Memory for K caches.",
+            rich_help_panel=flags.LIMITS,
+        ),
+    ] = False,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -201,6 +210,7 @@ def run(
         "seed": seed,
         "attempts": attempts,
         "until_resolved": until_resolved,
+        "parallel": parallel,
         "sandbox": sandbox,
         "apply": apply,
         "snapshot_turns": snapshot_turns,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from agent.folder_lock import folder_lock
 from agent.interrupts import interruptible
 from agent.keeper import KeepOptions
 from agent.models import LoadedModel, load
+from agent.parallel import LineWatcher, side_by_side
 from agent.progress import TerminalProgress
 from agent.report import eviction_words, merged, pass_at_k
 from agent.resume import (
@@ -44,6 +47,7 @@ from agent.resume import (
 )
 from agent.run_options import DEMO_INSTANCE, RunOptions
 from agent.run_state import StateFolder
+from agent.serving import Engine, Serving
 from agent.shared_prompt import SharedPrompt
 from agent.trajectory import new_run_folder, write_report
 from cache import AnyConfig
@@ -168,7 +172,9 @@ def _made(run: Run) -> tuple[dict[str, Any], int]:
     attempts: list[Attempt] = []
     shared = SharedPrompt() if options.attempts > 1 else None
     try:
-        for number in range(1, options.attempts + 1):
+        if options.parallel:
+            _at_once(run, loaded, config, shared, attempts)
+        for number in range(len(attempts) + 1, options.attempts + 1):
             attempts.append(
                 _finished(run, config, number)
                 or _attempt(run, loaded, chat, config, number, shared)
@@ -224,6 +230,34 @@ def _finished(run: Run, config: AnyConfig, number: int) -> Attempt | None:
     return attempt
 
 
+def _at_once(
+    run: Run,
+    loaded: LoadedModel,
+    config: AnyConfig,
+    shared: SharedPrompt | None,
+    attempts: list[Attempt],
+) -> None:
+    """Make all attempts side by side; what one of them raised is raised when all are over."""
+    count = run.options.attempts
+    with Serving(loaded.model, count) as serving:
+
+        def one(number: int) -> Attempt:
+            # A tokenizer's settings change while it encodes: no two threads may share one.
+            own = replace(loaded, tokenizer=copy.deepcopy(loaded.tokenizer))
+            chat = Chat(own.tokenizer, own.name)
+            return _finished(run, config, number) or _attempt(
+                run, own, chat, config, number, shared, serving
+            )
+
+        works = [partial(one, number) for number in range(1, count + 1)]
+        found = side_by_side(works, stop=serving.stop)
+        run.facts["serving"] = {"steps": serving.steps, "tokens": serving.fed}
+    attempts += [each for each in found if isinstance(each, Attempt)]
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+
+
 def _attempt(
     run: Run,
     loaded: LoadedModel,
@@ -231,6 +265,7 @@ def _attempt(
     config: AnyConfig,
     number: int,
     shared: SharedPrompt | None,
+    engine: Engine | None = None,
 ) -> Attempt:
     """One attempt: a fresh sandbox, a fresh log, a cache that holds the first prompt at most.
 
@@ -240,7 +275,7 @@ def _attempt(
     options = run.options
     seed = options.first_seed + number - 1
     several = options.attempts > 1
-    if shared is not None:
+    if shared is not None and engine is None:
         shared.last = number == options.attempts
     folder, task = _folder(run, number), run.task
     resumed = run.before is not None
@@ -249,8 +284,11 @@ def _attempt(
         task = ResumedRepoTask(task, kept)
     if several:
         run.say(f"\nattempt {number} of {options.attempts}, seed {seed}")
-    watcher = TerminalWatcher(run.console, budget=token_budget(config), quiet=run.quiet)
-    watcher.start()
+    budget = token_budget(config)
+    terminal = TerminalWatcher(run.console, budget=budget, quiet=run.quiet)
+    lines = LineWatcher(run.console, f"attempt {number}", budget=budget, quiet=run.quiet)
+    if engine is None:
+        terminal.start()
     try:
         attempt = make_attempt(
             task,
@@ -261,14 +299,15 @@ def _attempt(
             folder,
             seed=seed,
             sandbox=run.choice.kind,
-            watcher=watcher,
+            watcher=terminal if engine is None else lines,
             shared=shared,
             keep=KeepOptions(turns=options.snapshot_turns, seconds=options.snapshot_seconds),
             resume=resumed,
+            engine=engine,
             say=run.say,
         )
     finally:
-        watcher.stop()
+        terminal.stop()
     run.facts["sandbox"]["unenforced"] = list(attempt.unenforced)
     if several:
         # Kept at once, ungraded: a crash in a later attempt must not lose this one.

@@ -52,6 +52,7 @@ class RunOptions(BaseModel):
     seed: int | None = Field(None, ge=0)
     attempts: int = Field(1, ge=1)
     until_resolved: bool = False
+    parallel: bool = False
     sandbox: str = "auto"
     apply: bool = False
     snapshot_turns: int = Field(5, ge=0)  # the cache is saved after so many turns
@@ -86,6 +87,12 @@ class RunOptions(BaseModel):
             raise ValueError("--apply changes the folder named by --repo; there is none")
         if self.apply and self.attempts > 1:
             raise ValueError("--apply needs one patch; leave --attempts at 1")
+        if self.parallel and self.attempts < 2:
+            raise ValueError("--parallel needs several attempts at once; give --attempts K")
+        if self.parallel and self.until_resolved:
+            raise ValueError(
+                "--until-resolved makes one attempt after another; not with --parallel"
+            )
         if self.until_resolved and (self.repo or self.image):
             raise ValueError("--until-resolved needs hidden tests; a task of your own has none")
         if self.budget is not None and self.density is not None:

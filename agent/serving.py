@@ -24,6 +24,7 @@ from agent.interrupts import Interrupted
 from cache import AnyConfig, AnyPool, EvictingCache, Pool, Sampling, decode, make_pool, prefill
 from cache.batch_decode import BatchDecoder
 from cache.generate import forward
+from cache.placement import input_device
 from cache.sampling import choose_rows
 
 T = TypeVar("T")
@@ -140,6 +141,7 @@ class Serving:
             raise ValueError(f"rows={rows}: at least one session is served")
         self.model, self.rows, self.patience = model, rows, patience
         self.steps = self.fed = 0  # batches so far, and tokens in them
+        self._device = input_device(model)
         self._share = model.device.type == "cuda" if share_pool is None else share_pool
         self._width = rows if exact else 0
         self._decoder = BatchDecoder(model, width=self._width)
@@ -294,7 +296,7 @@ class Serving:
 
     @torch.inference_mode()
     def _chunk(self, cache: EvictingCache, ids: Sequence[int], *, last: bool) -> torch.Tensor:
-        logits = forward(self.model, cache, torch.tensor(ids, device=self.model.device))
+        logits = forward(self.model, cache, torch.tensor(ids, device=self._device))
         cache.evict("prefill", last_chunk=last)
         return logits
 

@@ -20,6 +20,7 @@ from transformers import Cache, PreTrainedModel
 from cache.attention import attach, attend, mark_batch
 from cache.evicting_cache import EvictingCache
 from cache.generate import cache_keyword
+from cache.placement import input_device
 from cache.pools import AnyPool
 from cache.static_step import StaticStep
 from cache.store import Pool
@@ -76,7 +77,7 @@ class BatchDecoder:
         batch = _Batch(caches)
         padding = [0] * (self.width - len(caches))
         positions = [cache.seen for cache in caches]
-        device = self.model.device
+        device = input_device(self.model)
         taken: dict[str, Any] = {self._keyword: batch}
         out = self.model(
             input_ids=torch.tensor([*tokens, *padding], device=device).unsqueeze(-1),

@@ -82,7 +82,7 @@ def test_the_place_of_the_rows_does_not(tmp_path: Path, monkeypatch: pytest.Monk
 def test_every_field_of_the_options_was_thought_of() -> None:
     no_part = {
         "task", "instance", "repo", "issue", "image", "test_command",  # the instance is the row's
-        "attempts", "until_resolved",  # runs are one attempt each
+        "attempts", "until_resolved", "parallel",  # runs are one attempt each
         "apply",
         "snapshot_turns", "snapshot_seconds",  # how often its state is saved
         "tools_reason",  # how the tool set was found, not which
