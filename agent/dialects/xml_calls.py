@@ -114,9 +114,8 @@ class XmlCalls:
         )
 
     def stop(self, text: str) -> bool:
-        if (
-            self._only or _CLOSE not in text
-        ):  # called for every token: the usual case costs one search
+        # Called for every token: the usual case costs one search.
+        if self._only or _CLOSE not in text:
             return False
         call = self._scan(text).call
         return call is not None and call.end is not None
