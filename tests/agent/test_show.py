@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -412,7 +411,6 @@ def test_ways_out(made: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None
 def test_following_a_run_to_its_end(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_runs, "_LOOK", 0.01)
     place = going_on(made, tmp_path, NAME, steps=0)
     lines = (made / "trajectory.jsonl").read_text().splitlines(keepends=True)[1:]
     seen: list[str] = []
@@ -426,28 +424,21 @@ def test_following_a_run_to_its_end(
     lock = (place / ".lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
 
-    halves: list[int] = []
+    pieces = iter([piece for line in lines for piece in (line[:30], line[30:])])
+    counts: list[int] = []
 
-    def work() -> None:
-        for number, line in enumerate(lines):
+    def later(_: float) -> None:
+        counts.append(len(seen))
+        if (piece := next(pieces, None)) is not None:
             with (place / "trajectory.jsonl").open("a") as file:
-                file.write(line[:30])
-                file.flush()
-                time.sleep(0.05)  # half a line is no line
-                halves.append(len(seen))
-                file.write(line[30:])
-            end = time.monotonic() + 5
-            while len(seen) < min(number + 1, 4) and time.monotonic() < end:
-                time.sleep(0.005)
+                file.write(piece)
+            return
         (place / "report.json").write_text((made / "report.json").read_text())
         lock.close()
 
-    worker = threading.Thread(target=work)
-    worker.start()
+    monkeypatch.setattr(cli_runs.time, "sleep", later)
     text = shown(place, "--follow")
-    worker.join()
-    assert seen == [1, 2, 3, 4]
-    assert halves == [0, 1, 2, 3, 4]
+    assert counts == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4]  # half a line is no line
     body = text.partition("turn 0")[2]
     assert body == shown(made).partition("turn 0")[2]
 
