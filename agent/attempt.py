@@ -14,6 +14,7 @@ from agent.dialects.json_calls import JsonCalls
 from agent.keeper import KeepOptions, RunKeeper
 from agent.loop import Loop, Outcome, Watcher
 from agent.models import LoadedModel
+from agent.planner import budget_tokens
 from agent.prompts import make_dialect, tool_schemas
 from agent.protocol import KeptProtocol, make_protocol
 from agent.report import attempt_report, git_commit, hardware, versions
@@ -237,7 +238,8 @@ def query_aware(config: AnyConfig) -> bool | None:
 def cache_config(options: RunOptions, seed: int) -> AnyConfig:
     """The eviction config. Raises OptionError for a method or field that is not there."""
     try:
-        return preset(options.method, **options.cache_data(seed))
+        tokens = budget_tokens(options, seed) if options.cache_gib is not None else None
+        return preset(options.method, **options.cache_data(seed, tokens))
     except ValidationError as error:
         first = error.errors()[0]
         path = [str(part) for part in first["loc"]]
@@ -280,6 +282,7 @@ def run_facts(
             "precision": loaded.precision,
             "dtype": str(loaded.dtype).removeprefix("torch."),
             "device": str(loaded.device),
+            "devices": [str(device) for device in loaded.devices],
         },
         "protocol": options.protocol,
         "method": options.method,

@@ -222,7 +222,7 @@ def make_engine(
             workers=request.workers,
             retries=request.retries,
             silence=request.silence,
-            devices=_devices(options.device),
+            devices=() if options.device_map else _devices(options.device),
             stamp=stamp,
         )
     factory = _found(request.engine, "--engine")

@@ -24,6 +24,24 @@ Dtype = Annotated[
     str, typer.Option(help="auto, bfloat16, float16, float32, int8.", rich_help_panel=CACHE)
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=CACHE)]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Spread a model over several GPUs: auto, balanced, sequential, or a JSON file of "
+        "modules and devices. The cache lies beside its layers.",
+        rich_help_panel=CACHE,
+    ),
+]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Hold linear layers in fewer bits: 4bit or 8bit (bitsandbytes), or a JSON file with a "
+        "quantization_config of transformers. Checkpoints that have one need no flag.",
+        rich_help_panel=CACHE,
+    ),
+]
 MethodName = Annotated[
     str,
     typer.Option(
@@ -45,6 +63,14 @@ Budget = Annotated[
     typer.Option(
         metavar="TOKENS",
         help=f"Tokens the cache holds: {DEFAULT_BUDGET}, for the demo {DEMO_BUDGET}.",
+        rich_help_panel=CACHE,
+    ),
+]
+CacheGib = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GIB",
+        help="Bytes the cache takes at most, in GiB, instead of --budget: as many tokens as fit.",
         rich_help_panel=CACHE,
     ),
 ]

@@ -18,6 +18,10 @@ class BadModelFile(ModelError, ValueError):
     """A file or folder does not hold a model that can be loaded."""
 
 
+class CannotQuantize(ModelError, ValueError):
+    """Weights of the form asked for cannot be loaded here: a package or a device is missing."""
+
+
 class FetchError(ModelError, RuntimeError):
     """A model could not be brought here. What was fetched is kept for the next try."""
 

@@ -12,22 +12,27 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from agent import digests, hub
+from agent.bench.shapes import SHAPES, shape_config
 from agent.catalogue import CATALOGUE, Entry, GgufEntry, HubEntry, find
 from agent.int8_linear import quantize_linears
+from agent.load_options import method_name, read_device_map, read_quantization
 from agent.model_convert import converted, quiet
-from agent.model_errors import BadModelFile, FetchError, UnknownModel
+from agent.model_errors import BadModelFile, CannotQuantize, FetchError, UnknownModel
 from agent.model_fetch import fetch, require_room
-from agent.model_store import converted_folder, gguf_folder
+from agent.model_store import converted_folder, gguf_folder, stored
 from agent.progress import Progress, Silent
+from agent.quantizers import make_config, quantization_of, require_quantizer
+from cache.placement import all_devices
 from cache.support import require_supported
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 INT8 = "int8"  # 8-bit linear layers, the rest float32: see agent.int8_linear
 
@@ -61,8 +66,14 @@ class LoadedModel:
     path: Path
     sha256: str
     dtype: torch.dtype  # of activations and cache
-    precision: str  # of the linear layers: the dtype's name, or int8
-    device: torch.device
+    precision: str  # of the linear layers: the dtype's name, int8, or how they are quantised
+    device: torch.device  # of the embedding: where ids go in and logits come out
+    devices: tuple[torch.device, ...]  # all it computes on
+
+    @property
+    def where(self) -> str:
+        """Its devices, in words."""
+        return ", ".join(str(device) for device in self.devices)
 
 
 def resolve(name_or_path: str) -> ModelSource:
@@ -115,20 +126,36 @@ def load(
     *,
     dtype: str = "auto",
     device: str = "auto",
+    device_map: str | None = None,
+    quantize: str | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model and its tokenizer, fetching and converting it first where needed.
 
     `dtype`: "auto" (see `choose_precision`), "bfloat16", "float16", "float32" or "int8".
-    `device`: "auto" (CUDA where there is one, else the CPU) or what torch takes. The attention
-    function is left as it is: the cache sets its own. Raises what `resolve` and `pull` raise, and
-    ValueError for a dtype or device that is not there.
+    `device`: "auto" (CUDA where there is one, else the CPU) or what torch takes. `device_map`: how
+    accelerate spreads layers over devices, or a file (see agent.load_options), instead of `device`.
+    `quantize`: "4bit", "8bit" or a file with a quantization_config; a checkpoint that has one of
+    its own is loaded by that. The attention function is left as it is: the cache sets its own.
+    Raises what `resolve` and `pull` raise, CannotQuantize, and ValueError for a dtype or device
+    that is not there.
     """
     source = resolve(name_or_path)
     where = choose_device(device)
-    precision = choose_precision(dtype, where)
-    kind = torch.float32 if precision == INT8 else _DTYPES[precision]
+    spread = read_device_map(device_map) if device_map else None
+    bits = read_quantization(quantize) if quantize else None
+    precision = choose_precision(dtype, where, plain=bool(spread or bits))
+    if bits is not None:
+        require_quantizer(bits, f"--quantize {quantize}", loaded=False)
     files = pull(source, progress)
+    own = quantization_of(_config(files.folder, source.name))
+    if own is not None:
+        if bits is not None:
+            raise CannotQuantize(
+                f"{source.name} is quantised already ({method_name(own)}); leave --quantize out"
+            )
+        precision = choose_precision(dtype, where, plain=True)
+    kind = torch.float32 if precision == INT8 else DTYPES[precision]
     try:
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(files.folder)
@@ -136,15 +163,27 @@ def load(
                 files.folder,
                 dtype=kind,
                 use_safetensors=True,
-                device_map={"": where} if where.type != "cpu" else None,
+                device_map=spread or ({"": where} if where.type != "cpu" or bits or own else None),
+                quantization_config=make_config(bits, kind) if bits else None,
             )
     except (ValueError, OSError, KeyError, ImportError) as error:
         raise BadModelFile(f"{source.name} in {files.folder} cannot be loaded: {error}") from error
     model.eval().requires_grad_(False)
     if precision == INT8:
         quantize_linears(model)
+    if bits or own:
+        precision = method_name(bits or own or {})
+    devices = all_devices(model)
     return LoadedModel(
-        model, tokenizer, source.name, files.folder, files.sha256, kind, precision, where
+        model,
+        tokenizer,
+        source.name,
+        files.folder,
+        files.sha256,
+        kind,
+        precision,
+        devices[0],
+        devices,
     )
 
 
@@ -161,8 +200,8 @@ def choose_device(device: str = "auto") -> torch.device:
     return chosen
 
 
-def choose_precision(dtype: str, device: torch.device) -> str:
-    """The precision meant: the name of a dtype, or "int8" (CPU only).
+def choose_precision(dtype: str, device: torch.device, *, plain: bool = False) -> str:
+    """The precision meant: the name of a dtype, or "int8" (CPU only, and never with `plain`).
 
     "auto" is what the hardware multiplies: bfloat16 on CUDA from compute capability 8.0 on and on
     CPUs with AMX or AVX512-BF16 (elsewhere it is emulated, several times slower than float32), int8
@@ -170,11 +209,16 @@ def choose_precision(dtype: str, device: torch.device) -> str:
     """
     if dtype != "auto":
         name = _SHORT.get(dtype, dtype)
-        if name not in (*_DTYPES, INT8):
-            known = ", ".join(["auto", *_DTYPES, INT8])
+        if name not in (*DTYPES, INT8):
+            known = ", ".join(["auto", *DTYPES, INT8])
             raise ValueError(f"dtype {dtype!r} is not known; choose from {known}")
         if name == INT8 and device.type != "cpu":
             raise ValueError(f"int8 is for CPUs, not {device}; choose auto or bfloat16")
+        if name == INT8 and plain:
+            raise ValueError(
+                "int8 is a form of its own: not with a device map or quantised weights; choose "
+                "auto, bfloat16 or float32 for what is not quantised"
+            )
         return name
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -183,16 +227,56 @@ def choose_precision(dtype: str, device: torch.device) -> str:
         return "float32"
     if _cpu_has("amx_bf16", "avx512_bf16"):
         return "bfloat16"
-    return INT8 if _cpu_has("avx512_vnni", "avx_vnni") else "float32"
+    return INT8 if _cpu_has("avx512_vnni", "avx_vnni") and not plain else "float32"
+
+
+def config_of(source: ModelSource) -> PreTrainedConfig:
+    """A model's config; no weights are fetched or converted for it.
+
+    Raises FetchError where it can only be had with the weights, and what `pull` raises.
+    """
+    if isinstance(source.entry, GgufEntry):
+        here = stored(source.entry)
+        if here is not None and here.converted:
+            return _config(here.folder, source.name)
+        if source.entry.name in SHAPES:
+            return shape_config(source.entry.name)
+        raise FetchError(
+            f"{source.name} is not here yet: fetch it first, with `agent models pull {source.name}`"
+        )
+    if source.kind == "gguf" and source.path is not None:
+        with quiet():
+            return AutoConfig.from_pretrained(source.path.parent, gguf_file=source.path.name)
+    if source.path is not None:
+        return _config(source.path, source.name)
+    repo = source.repo or source.name
+    try:
+        hub.require_reachable()
+        return _config(hub.config_file(repo).parent, repo)
+    except hub.HubUnavailable as error:
+        local = hub.local_snapshot(repo)
+        if local is not None:
+            return _config(local, repo)
+        if source.name in SHAPES:
+            return shape_config(source.name)
+        raise FetchError(
+            f"{error}, and {repo} was not fetched before: its config cannot be had"
+        ) from error
+
+
+def _config(folder: Path, name: str) -> PreTrainedConfig:
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(folder)
+    except (ValueError, OSError, KeyError) as error:
+        raise BadModelFile(f"transformers cannot read the config of {name}: {error}") from error
 
 
 def _require_servable(folder: Path, name: str) -> None:
-    try:
-        with quiet():
-            config = AutoConfig.from_pretrained(folder)
-    except (ValueError, OSError, KeyError) as error:
-        raise BadModelFile(f"transformers cannot read the config of {name}: {error}") from error
+    config = _config(folder, name)
     require_supported(config, name)
+    if (quantization := quantization_of(config)) is not None:
+        require_quantizer(quantization, name, loaded=True)
 
 
 def _cpu_has(*features: str) -> bool:

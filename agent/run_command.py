@@ -149,11 +149,20 @@ def _made(run: Run) -> tuple[dict[str, Any], int]:
     run.say(f"task {task.instance.instance_id}: {task.instance.problem.splitlines()[0]}")
     run.say(f"sandbox: {run.choice.kind} ({run.choice.reason})")
     with TerminalProgress(run.console) as progress:
-        loaded = load(options.model, dtype=options.dtype, device=options.device, progress=progress)
+        loaded = load(
+            options.model,
+            dtype=options.dtype,
+            device=options.device,
+            device_map=options.device_map,
+            quantize=options.quantize,
+            progress=progress,
+        )
     chat = Chat(loaded.tokenizer, loaded.name)
-    run.say(f"model: {loaded.name}, {loaded.precision}, {loaded.device}")
+    run.say(f"model: {loaded.name}, {loaded.precision}, {loaded.where}")
     run.say(f"tools: {options.tools} ({options.tools_reason or 'as asked for'})")
-    run.say(f"cache: {options.method}, {options.protocol}; {_budget_words(config)}")
+    run.say(
+        f"cache: {options.method}, {options.protocol}; {_budget_words(config, options.cache_gib)}"
+    )
     run.say(f"run folder: {run.folder}")
     run.facts = {
         "run": run.folder.name,
@@ -363,12 +372,13 @@ def _exit_code(attempts: list[Attempt]) -> int:
     return 1 if all(reason in _FAILED for reason in reasons) else 0
 
 
-def _budget_words(config: AnyConfig) -> str:
+def _budget_words(config: AnyConfig, gib: float | None = None) -> str:
     budget = getattr(config, "budget", None)
     if budget is None:
         return "no budget, nothing is evicted"
     if tokens := getattr(budget, "tokens", None):
-        return f"a budget of {tokens:,} tokens"
+        size = "" if gib is None else f" ({gib:g} GiB)"
+        return f"a budget of {tokens:,} tokens{size}"
     return f"{budget.density:.0%} of {budget.density_base}"
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from agent.load_options import read_device_map, read_quantization
 from agent.settings import AgentSettings, SamplingSettings, SettingsError, load_settings
 from agent.tool_choice import AUTO, choose_tools
 
@@ -38,6 +39,8 @@ class RunOptions(BaseModel):
     model: str = DEFAULT_MODEL
     dtype: str = "auto"
     device: str = "auto"
+    device_map: str | None = None  # how layers are spread over devices: a way, or a file
+    quantize: str | None = None  # how linear layers are held: a name, or a file
     tools: str = AUTO  # what that comes to takes its place at once
     tools_reason: str | None = None  # why `tools` was chosen, where it was not named
     method: str = "nexus"
@@ -45,6 +48,7 @@ class RunOptions(BaseModel):
     scope: Literal["prefill", "prefill+decode"] | None = None
     budget: int | None = Field(None, ge=1)
     density: float | None = Field(None, gt=0, le=1)
+    cache_gib: float | None = Field(None, gt=0)  # a budget in bytes; tokens go by the model
     prefill_eviction: Literal["chunk", "end"] | None = None
     chunk: int = Field(256, ge=1)
     temperature: float | None = Field(None, ge=0)  # None: the tool set's, see `sampling`
@@ -97,6 +101,17 @@ class RunOptions(BaseModel):
             raise ValueError("--until-resolved needs hidden tests; a task of your own has none")
         if self.budget is not None and self.density is not None:
             raise ValueError("--budget and --density are two ways to say one thing; give one")
+        if self.cache_gib is not None:
+            if self.budget is not None or self.density is not None:
+                raise ValueError("--cache-gib is a budget too; not with --budget or --density")
+            if self.method == "dense":
+                raise ValueError("--cache-gib: dense evicts nothing, so that no size would hold")
+        if self.device_map is not None:
+            if self.device != "auto":
+                raise ValueError("--device names one device, --device-map several; give one")
+            read_device_map(self.device_map)
+        if self.quantize is not None:
+            read_quantization(self.quantize)
         return self
 
     @property
@@ -132,8 +147,11 @@ class RunOptions(BaseModel):
         given = {"temperature": self.temperature, "top_p": self.top_p}
         return own.model_copy(update={key: v for key, v in given.items() if v is not None})
 
-    def cache_data(self, seed: int) -> dict[str, Any]:
-        """The fields of the eviction config that differ from the preset's."""
+    def cache_data(self, seed: int, tokens: int | None = None) -> dict[str, Any]:
+        """The fields of the eviction config that differ from the preset's.
+
+        tokens: what `cache_gib` comes to, which `agent.planner.budget_tokens` knows.
+        """
         data: dict[str, Any] = {}
         if self.scope is not None:
             data["scope"] = self.scope
@@ -143,6 +161,8 @@ class RunOptions(BaseModel):
             data["budget"] = {"kind": "density", "density": self.density}
         elif self.budget is not None:
             data["budget"] = {"kind": "tokens", "tokens": self.budget}
+        elif self.cache_gib is not None:
+            data["budget"] = {"kind": "tokens", "tokens": tokens or DEFAULT_BUDGET}
         for item in self.overrides:
             key, _, text = item.strip().partition("=")
             if key.startswith("cache."):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from cache.config import AnyConfig, EvictingConfig
 from cache.methods import Method, make_method
@@ -18,6 +19,28 @@ from cache.store import Pool
 AnyPool = Pool | RaggedPool | SplitPool
 
 
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What of a model its cache's size depends on."""
+
+    layers: int
+    kv_heads: int
+    query_heads: int
+    head_dim: int
+
+
+def cache_shape(config: PreTrainedConfig) -> CacheShape:
+    """The shape of a cache for a model with this config."""
+    shape = config.get_text_config()
+    heads = shape.num_attention_heads
+    return CacheShape(
+        layers=shape.num_hidden_layers,
+        kv_heads=getattr(shape, "num_key_value_heads", None) or heads,
+        query_heads=heads,
+        head_dim=getattr(shape, "head_dim", None) or shape.hidden_size // heads,
+    )
+
+
 def make_pool(
     model: PreTrainedModel, config: AnyConfig, *, rows: int = 1, forks: Sequence[AnyConfig] = ()
 ) -> AnyPool:
@@ -26,18 +49,16 @@ def make_pool(
     Its tensors lie where the layers compute: it is split where these are on several devices.
     Raises ValueError for `forks` (see `EvictingCache`) that cannot be served together.
     """
-    shape = model.config.get_text_config()
-    heads = shape.num_attention_heads
-    dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+    shape = cache_shape(model.config)
     kind = RaggedPool if config.ragged else Pool
     with_sums = observer_of((config, *forks)) is not None
 
     def part(layers: int, device: torch.device) -> Pool | RaggedPool:
         return kind(
             layers=layers,
-            kv_heads=getattr(shape, "num_key_value_heads", None) or heads,
-            key_dim=dim,
-            value_dim=dim,
+            kv_heads=shape.kv_heads,
+            key_dim=shape.head_dim,
+            value_dim=shape.head_dim,
             block_size=config.block_size,
             dtype=model.dtype,
             device=device,
@@ -47,7 +68,7 @@ def make_pool(
 
     found = places(model)
     if len(found) == 1:
-        return part(shape.num_hidden_layers, found[0].device)
+        return part(shape.layers, found[0].device)
     return SplitPool(found, part)
 
 

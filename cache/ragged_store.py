@@ -18,7 +18,7 @@ from cache.placement import Place
 from cache.store import Held, PoolFull
 
 # A buffer is replaced by a smaller one when it is larger than needed by more than this share.
-_SPARE = 0.25
+SPARE = 0.25
 
 
 @dataclass(slots=True)
@@ -224,7 +224,7 @@ class RaggedPool:
         source = ranges(layer.offsets) if source is None else source
         destination = ranges(offsets)
         total, now = sum(rooms), layer.planes.keys.shape[0]
-        fits = total <= now <= total * (1 + _SPARE)
+        fits = total <= now <= total * (1 + SPARE)
         new = layer.planes if fits else layer.planes.empty(total)
         before = self.nbytes
         for name, old in layer.planes.present().items():

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent.load_options import read_device_map, read_quantization
 from agent.run_options import OptionError, RunOptions
 
 FORMAT = 1  # a new number makes all results that there are those of other items
@@ -24,12 +25,15 @@ DECIDING = (
     "model",
     "dtype",
     "device",
+    "device_map",
+    "quantize",
     "tools",
     "method",
     "protocol",
     "scope",
     "budget",
     "density",
+    "cache_gib",
     "prefill_eviction",
     "chunk",
     "temperature",
@@ -142,13 +146,20 @@ def settled(options: RunOptions) -> RunOptions:
     try:
         auto = options.device == "auto"
         where = choose_device() if auto else torch.device(options.device)
-        dtype = choose_precision(options.dtype, where)
+        plain = options.device_map is not None or options.quantize is not None
+        dtype = choose_precision(options.dtype, where, plain=plain)
     except (ValueError, RuntimeError) as error:
         raise OptionError(str(error).partition("\n")[0]) from error
     # Asked for by count: to try it would take memory of it for as long as this process lives.
     if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
         raise OptionError(f"--device {where}: there are {torch.cuda.device_count()} such devices")
     update = {"sandbox": kind, "device": str(where), "dtype": dtype}
+    if options.device_map is not None:  # which says where
+        del update["device"]
+    for name in ("device_map", "quantize"):  # workers may stand in another folder
+        value = getattr(options, name)
+        if value is not None and (file := Path(value).expanduser()).is_file():
+            update[name] = str(file.resolve())
     return options.model_copy(update=update | options.sampling().model_dump())
 
 
@@ -159,7 +170,8 @@ def config_digest(options: RunOptions) -> str:
 
 
 def config_data(options: RunOptions) -> dict[str, Any]:
-    """Tool set and cache config in full, and the sum of a model that lies in a local folder.
+    """Tool set and cache config in full, what files say of how the model is loaded, and the sum of
+    a model that lies in a local folder.
 
     Raises OptionError and ModelError.
     """
@@ -174,7 +186,13 @@ def config_data(options: RunOptions) -> dict[str, Any]:
         sum_ = digests.of_folder(model.path)
     elif model.kind == "gguf" and model.path is not None:
         sum_ = digests.of_file(model.path)
+    files: dict[str, Any] = {}
+    if options.device_map is not None:
+        files["device_map"] = read_device_map(options.device_map)
+    if options.quantize is not None:
+        files["quantization"] = read_quantization(options.quantize)
     return {
+        **files,
         "tool_set": options.settings().model_dump(mode="json"),
         "cache": cache_config(options, options.seed or 0).model_dump(mode="json"),
         "local_model": sum_,

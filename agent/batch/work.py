@@ -64,8 +64,8 @@ def run_item(item: Item, folder: Path, tell: Tell, state: WorkerState) -> dict[s
     tell({"phase": "loading"})
     loaded, chat = state.keep(
         "model",
-        (options.model, options.dtype, options.device),
-        lambda: _load(options.model, options.dtype, options.device),
+        tuple(_loading(options).values()),
+        lambda: _load(options),
     )
     choice = choose(options.sandbox)
     task = _task(item, choice.kind)
@@ -98,8 +98,14 @@ def run_item(item: Item, folder: Path, tell: Tell, state: WorkerState) -> dict[s
     return _result(attempt, data, ran, time.monotonic() - began - ran)
 
 
-def _load(model: str, dtype: str, device: str) -> tuple[LoadedModel, Chat]:
-    loaded = load(model, dtype=dtype, device=device)
+def _loading(options: RunOptions) -> dict[str, Any]:
+    """The options that decide what is loaded, and where."""
+    return options.model_dump(include={"model", "dtype", "device", "device_map", "quantize"})
+
+
+def _load(options: RunOptions) -> tuple[LoadedModel, Chat]:
+    how = _loading(options)
+    loaded = load(how.pop("model"), **how)
     return loaded, Chat(loaded.tokenizer, loaded.name)
 
 

@@ -89,6 +89,20 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-8b": _qwen3(4096, 12288, 36, 32),
     "qwen3-32b": _QWEN3_32B,
     "deepswe": _QWEN3_32B,  # DeepSWE-Preview is a Qwen3-32B
+    "deepswe-preview": _QWEN3_32B,
+    "smollm2-135m": {
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
+        "tie_word_embeddings": True,
+    },
     "tiny": {  # of no published model: for tests
         **_qwen3(64, 96, 3, 4),
         "num_key_value_heads": 2,

@@ -20,6 +20,8 @@ COMMON = (
     "model",
     "dtype",
     "device",
+    "device_map",
+    "quantize",
     "tools",
     "prefill_eviction",
     "chunk",

@@ -40,12 +40,15 @@ CHANGES: dict[str, Any] = {
     "model": "smollm2-135m",
     "dtype": "float32",
     "device": "cpu",
+    "device_map": "balanced",
+    "quantize": "4bit",
     "tools": "r2e",
     "method": "snapkv",
     "protocol": "full_context",
     "scope": "prefill",
     "budget": 99,
     "density": 0.5,
+    "cache_gib": 0.5,
     "prefill_eviction": "end",
     "chunk": 64,
     "temperature": 0.1,
@@ -88,6 +91,35 @@ def test_every_field_of_the_options_was_thought_of() -> None:
         "tools_reason",  # how the tool set was found, not which
     }  # fmt: skip
     assert set(RunOptions.model_fields) == {*DECIDING, *no_part}
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("device_map", {"model": 0, "lm_head": 0}, {"model": 0, "lm_head": 1}),
+        ("quantize", {"quant_method": "gptq", "bits": 4}, {"quant_method": "gptq", "bits": 8}),
+    ],
+)
+def test_what_a_file_says_of_loading_is_in_the_config(
+    name: str, one: Any, other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "how.json"
+    monkeypatch.chdir(tmp_path)
+    file.write_text(json.dumps(one))
+    asked = settled(options(**{name: file.name}, sandbox="bubblewrap"))
+    assert getattr(asked, name) == str(file)
+    before = config_digest(asked)
+    assert before != config_digest(options())
+    file.write_text(json.dumps(other))
+    assert config_digest(asked) != before
+
+
+def test_a_device_map_says_where_and_a_device_does_not() -> None:
+    asked = settled(options(device_map="auto", sandbox="bubblewrap"))
+    assert (asked.device, asked.device_map) == ("auto", "auto")
+    assert asked.dtype in ("bfloat16", "float32")
+    item = make_items("pairs", [Row()], asked, config="c")[0]
+    assert item.run_options().device_map == "auto"
 
 
 def test_a_key_is_the_same_after_json_and_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:

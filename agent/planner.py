@@ -1,0 +1,328 @@
+"""What fits: bytes of weights and caches, worked out from a model's config before it is loaded.
+
+Nothing is estimated that can be counted: a cache's bytes are those of the pool that the cache would
+allocate, made on torch's meta device, and weights are those of the model made there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from agent.load_options import method_name, read_quantization, weight_bits
+from agent.model_convert import quiet
+from agent.models import (
+    DTYPES,
+    INT8,
+    choose_device,
+    choose_precision,
+    config_of,
+    resolve,
+)
+from agent.quantizers import quantization_of
+from agent.run_options import OptionError, RunOptions
+from cache import EvictingConfig, Pool, RaggedPool, preset
+from cache.config import TokenBudget
+from cache.placement import Place
+from cache.policy import Policy
+from cache.pools import cache_shape, observer_of
+from cache.query_window import QueryWindow
+from cache.ragged_store import SPARE
+
+GIB = 1 << 30
+_META = torch.device("meta")
+# Left free on each device for activations, scores while evicting, and the allocator's gaps.
+_RESERVE, _RESERVE_SHARE = GIB, 0.05
+
+
+def bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> int:
+    """Bytes of one token's keys and values in all layers."""
+    shape = cache_shape(config)
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
+
+
+def cache_bytes(
+    config: PreTrainedConfig, dtype: torch.dtype, eviction: EvictingConfig, chunk: int
+) -> int:
+    """Most bytes that a cache under a token budget holds between forward passes.
+
+    With what its method keeps, block ids, and room for a chunk; copies while it grows are not in
+    it, nor what `prefill_eviction: end` holds while it reads a prompt. With scope prefill it holds
+    more once it writes.
+    """
+    shape = cache_shape(config)
+    ceiling = Policy(eviction).token_ceiling
+    if ceiling is None:
+        raise ValueError("a density has no bytes of its own: they depend on the tokens seen")
+    kind = RaggedPool if eviction.ragged else Pool
+    pool = kind(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        key_dim=shape.head_dim,
+        value_dim=shape.head_dim,
+        block_size=eviction.block_size,
+        dtype=dtype,
+        device=_META,
+        with_sums=observer_of([eviction]) is not None,
+    )
+    pool.make_room(pool.take(), chunk, expected=ceiling + chunk)
+    window = QueryWindow(eviction.window, [Place(range(shape.layers), _META)])
+    ring = (shape.layers, shape.query_heads, eviction.window, shape.head_dim)
+    window.restore(torch.empty(ring, dtype=dtype, device=_META) if eviction.window else None)
+    # Ragged buffers are given back when they are larger than needed by more than this.
+    return int(pool.nbytes * (1 + SPARE if eviction.ragged else 1)) + window.nbytes
+
+
+def tokens_in(
+    size: int, config: PreTrainedConfig, dtype: torch.dtype, eviction: EvictingConfig, chunk: int
+) -> int:
+    """The largest token budget, in whole blocks, whose cache takes at most `size` bytes; 0 where
+    there is none."""
+    block = eviction.block_size
+
+    def fits(blocks: int) -> bool:
+        budget = TokenBudget(tokens=blocks * block)
+        own = eviction.model_copy(update={"budget": budget})
+        return cache_bytes(config, dtype, own, chunk) <= size
+
+    low, high = 0, size // (bytes_per_token(config, dtype) * block) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * block
+
+
+def budget_tokens(options: RunOptions, seed: int = 0) -> int:
+    """What `cache_gib` of a run comes to, in tokens. Raises OptionError, and ModelError where the
+    model's config cannot be had."""
+    assert options.cache_gib is not None
+    source = resolve(options.model)
+    config = config_of(source)
+    quantised = bool(options.quantize or quantization_of(config))
+    where = choose_device(options.device)
+    precision = choose_precision(
+        options.dtype, where, plain=quantised or options.device_map is not None
+    )
+    dtype = _dtype(precision)
+    eviction = preset(options.method, **options.cache_data(seed))
+    assert isinstance(eviction, EvictingConfig)
+    tokens = tokens_in(int(options.cache_gib * GIB), config, dtype, eviction, options.chunk)
+    least = _least(eviction)
+    if tokens < least:
+        need = eviction.model_copy(update={"budget": TokenBudget(tokens=least)})
+        gib = cache_bytes(config, dtype, need, options.chunk) / GIB
+        raise OptionError(
+            f"--cache-gib {options.cache_gib:g} holds {tokens} tokens of {source.name}, fewer than "
+            f"the {least} that must stay (sinks, recent window); give at least {gib + 5e-4:.3f}"
+        )
+    return tokens
+
+
+def _least(eviction: EvictingConfig) -> int:
+    """Tokens of the blocks that must stay whatever happens, and one to choose."""
+    block = eviction.block_size
+    recent = (eviction.recent_tokens + 2 * block - 2) // block
+    return (eviction.sinks + recent + 1) * block
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A model's weights in memory, and how they were counted."""
+
+    parameters: int
+    size: int
+    exact: bool  # otherwise worked out from the bits that a quantization_config names
+
+
+def weights_of(
+    config: PreTrainedConfig, dtype: torch.dtype, quantization: Mapping[str, Any] | None = None
+) -> Weights:
+    """Weights of a model with this config, where `quantization` says how its linear layers but the
+    last are held."""
+    with quiet(), _META:
+        # A copy without it: made on the meta device, no quantiser is needed.
+        plain = type(config).from_dict({**config.to_dict(), "quantization_config": None})
+        model = AutoModelForCausalLM.from_config(plain, dtype=dtype)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    size += sum(buffer.nbytes for buffer in model.buffers())
+    if quantization is None:
+        return Weights(parameters, size, exact=True)
+    bits = weight_bits(quantization)
+    if bits is None:
+        return Weights(parameters, size, exact=False)
+    group = quantization.get("group_size", 64)
+    scales = 16 / group if bits < 8 and isinstance(group, int) and group > 0 else 0
+    if quantization.get("bnb_4bit_use_double_quant"):
+        scales = 8 / 64  # the scales are quantised too
+    last = model.get_output_embeddings()
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module is not last:
+            size -= int(module.weight.nbytes - module.weight.numel() * (bits + scales) / 8)
+    return Weights(parameters, size, exact=False)
+
+
+def int8_weights(config: PreTrainedConfig) -> Weights:
+    """Weights with the 8-bit linear layers of agent.int8_linear, the last one among them."""
+    with quiet(), _META:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    tied = bool(config.get_text_config().tie_word_embeddings)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            own = module.weight.numel() + 4 * module.out_features
+            shared = tied and module is model.get_output_embeddings()
+            size += own if shared else own - module.weight.nbytes
+    return Weights(parameters, size, exact=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A device, and its bytes: all, those free now, and what of them is left to activations."""
+
+    name: str
+    total: int
+    free: int
+    reserve: int
+
+    @property
+    def usable(self) -> int:
+        return max(0, self.free - self.reserve)
+
+
+def rooms(device: str = "auto") -> list[Room]:
+    """The devices a model can be put on: all GPUs, or the CPU. Raises ValueError."""
+    where = choose_device(device)
+    if where.type == "cuda":
+        numbers = range(torch.cuda.device_count()) if where.index is None else [where.index]
+        found = []
+        for number in numbers:
+            free, total = torch.cuda.mem_get_info(number)
+            found.append(_room(f"cuda:{number}", total, free))
+        return found
+    return [_room(str(where), *_memory())]
+
+
+def _room(name: str, total: int, free: int) -> Room:
+    return Room(name, total, free, max(_RESERVE, int(total * _RESERVE_SHARE)))
+
+
+def _memory(root: Path = Path("/")) -> tuple[int, int]:
+    """All memory and what of it is free, within the limit of the cgroup one is in."""
+    found = {}
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        found[name] = int(value.split()[0]) * 1024
+    total, free = found["MemTotal"], found["MemAvailable"]
+    group = root / "sys/fs/cgroup"
+    try:
+        limit = int((group / "memory.max").read_text())  # "max" where there is none
+        used = int((group / "memory.current").read_text())
+    except (OSError, ValueError):
+        return total, free
+    return min(total, limit), min(free, max(0, limit - used))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What fits of a model on these devices. Sizes are bytes."""
+
+    model: str
+    parameters: int
+    weights: int
+    weights_exact: bool
+    precision: str
+    dtype: str  # of the cache
+    per_token: int
+    context: int  # tokens that the dense cache is reckoned for
+    dense: int
+    rooms: tuple[Room, ...]
+    method: str
+    chunk: int
+    largest_budget: int  # tokens of one cache in what is left
+    budget: int
+    budget_bytes: int
+    sessions: int
+
+    @property
+    def tokens_per_gib(self) -> int:
+        return GIB // self.per_token
+
+    @property
+    def left(self) -> int:
+        """Bytes for caches, weights and reserves taken off; negative where weights do not fit."""
+        return sum(room.free - room.reserve for room in self.rooms) - self.weights
+
+    @property
+    def spread(self) -> bool:
+        """Whether one device is too small for the weights, so that a device map is needed."""
+        return self.weights > max(room.usable for room in self.rooms)
+
+
+def plan(
+    options: RunOptions, *, context: int | None = None, on: Sequence[Room] | None = None
+) -> Plan:
+    """What fits of the options' model, at their budget (the default one where they name none).
+
+    context: tokens of a dense cache to compare with; None takes the model's own. on: the devices.
+    Raises OptionError, and ModelError where the model's config cannot be had.
+    """
+    source = resolve(options.model)
+    config = config_of(source)
+    own = quantization_of(config)
+    bits = own or (read_quantization(options.quantize) if options.quantize else None)
+    where = choose_device(options.device)
+    plain = bits is not None or options.device_map is not None
+    precision = choose_precision(options.dtype, where, plain=plain)
+    dtype = _dtype(precision)
+    weights = int8_weights(config) if precision == INT8 else weights_of(config, dtype, bits)
+    if own is not None and (size := _on_disk(source.path)):
+        weights = replace(weights, size=size, exact=True)
+    eviction = preset(options.method, **options.cache_data(0))
+    if not isinstance(eviction, EvictingConfig) or not isinstance(eviction.budget, TokenBudget):
+        raise OptionError("what fits is reckoned for a method with a budget in tokens")
+    budget = eviction.budget
+    if options.cache_gib is not None:
+        budget = TokenBudget(tokens=budget_tokens(options))
+        eviction = eviction.model_copy(update={"budget": budget})
+    each = cache_bytes(config, dtype, eviction, options.chunk)
+    found = tuple(rooms(options.device) if on is None else on)
+    per_token = bytes_per_token(config, dtype)
+    reach = context or int(getattr(config.get_text_config(), "max_position_embeddings", 0))
+    made = Plan(
+        model=source.name,
+        parameters=weights.parameters,
+        weights=weights.size,
+        weights_exact=weights.exact,
+        precision=precision if bits is None else method_name(bits),
+        dtype=str(dtype).removeprefix("torch."),
+        per_token=per_token,
+        context=reach,
+        dense=per_token * reach,
+        rooms=found,
+        method=eviction.method,
+        chunk=options.chunk,
+        largest_budget=0,
+        budget=budget.tokens,
+        budget_bytes=each,
+        sessions=0,
+    )
+    if made.left <= 0:
+        return made
+    largest = tokens_in(made.left, config, dtype, eviction, options.chunk)
+    return replace(made, largest_budget=largest, sessions=made.left // each)
+
+
+def _on_disk(folder: Path | None) -> int:
+    return 0 if folder is None else sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+
+
+def _dtype(precision: str) -> torch.dtype:
+    return torch.float32 if precision == INT8 else DTYPES[precision]
