@@ -12,12 +12,14 @@ another kernel does the sums in another order. `width` fixes that number.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from transformers import Cache, PreTrainedModel
 
 from cache.attention import attach, attend, mark_batch
+from cache.batch_linear import BlockedLinears, gains
 from cache.evicting_cache import EvictingCache
 from cache.generate import cache_keyword
 from cache.placement import input_device
@@ -57,6 +59,7 @@ class BatchDecoder:
         self.pool = pool
         self.width = width
         self._keyword = cache_keyword(model)
+        self._blocked = gains(model)
         self._static: StaticStep | None = None
         if isinstance(pool, Pool):
             if static if static is not None else pool.keys.is_cuda:
@@ -79,13 +82,14 @@ class BatchDecoder:
         positions = [cache.seen for cache in caches]
         device = input_device(self.model)
         taken: dict[str, Any] = {self._keyword: batch}
-        out = self.model(
-            input_ids=torch.tensor([*tokens, *padding], device=device).unsqueeze(-1),
-            position_ids=torch.tensor([*positions, *padding], device=device).unsqueeze(-1),
-            use_cache=True,
-            logits_to_keep=1,
-            **taken,
-        )
+        with BlockedLinears() if self._blocked else nullcontext():
+            out = self.model(
+                input_ids=torch.tensor([*tokens, *padding], device=device).unsqueeze(-1),
+                position_ids=torch.tensor([*positions, *padding], device=device).unsqueeze(-1),
+                use_cache=True,
+                logits_to_keep=1,
+                **taken,
+            )
         batch.finish()
         logits: torch.Tensor = out.logits[: len(caches), -1].float()
         return logits
