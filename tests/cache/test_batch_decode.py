@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import textwrap
 from typing import Any
 
 import pytest
@@ -244,3 +246,28 @@ def test_a_rotation_that_depends_on_the_longest_row_is_refused():
     model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     with pytest.raises(UnsupportedModel, match="rope_type 'dynamic'"):
         BatchDecoder(model)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("sessions", "count"), [(4, 20), pytest.param(8, 256, marks=pytest.mark.slow)]
+)
+def test_a_real_models_tokens_are_those_of_its_solo_runs(sessions, count):
+    from agent.models import load
+
+    loaded = load("smollm2-135m", dtype="float32", device="cpu")
+    model = loaded.model
+    text = loaded.tokenizer(inspect.getsource(textwrap)).input_ids
+    configs = list(CONFIGS.values())[:4]
+    made = []
+    for i in range(sessions):
+        cache = EvictingCache(model, configs[i % len(configs)])
+        logits = prefill(model, cache, text[37 * i : 50 * i + 40], chunk=64)
+        made.append((cache, logits))
+    twins = [(cache.fork(), logits) for cache, logits in made]
+    samplings = [Sampling(0.6 * (i % 2), 0.95, seed=i) for i in range(sessions)]
+    ids = sample(BatchDecoder(model, width=sessions), made, samplings, count)
+    for (cache, logits), sampling, drawn in zip(twins, samplings, ids, strict=True):
+        steps = decode(model, cache, logits, sampling=sampling)
+        assert [next(steps) for _ in range(count)] == drawn
+    assert all(cache.stats.evictions for cache, _ in made if cache.config.method == "h2o")
