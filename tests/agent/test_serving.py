@@ -114,10 +114,12 @@ def test_who_is_slow_between_two_tokens_is_waited_for_no_longer_than_patience():
     expected = drawn(session(model, None, 1), 20)
     with Serving(model, 2, patience=0.01) as serving:
         slow, quick = session(model, serving, 0), session(model, serving, 1)
-        release = threading.Event()
+        release, released = threading.Event(), []
 
         def wait(ids: list[int]) -> bool:
-            return len(ids) == 2 and release.wait(30) and False
+            if len(ids) == 2:
+                released.append(release.wait(30))
+            return False
 
         def work() -> list[int]:
             try:
@@ -128,6 +130,7 @@ def test_who_is_slow_between_two_tokens_is_waited_for_no_longer_than_patience():
         results = in_threads(lambda: drawn(slow, 5, wait), work)
     assert results[1] == expected
     assert len(results[0]) == 5
+    assert released == [True]  # the other one was through before
 
 
 class Boom(Exception):
