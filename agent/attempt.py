@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agent.chat import Chat
+from agent.chat import Chat, UnbridgeableTemplate
 from agent.dialects.json_calls import JsonCalls
 from agent.keeper import KeepOptions, RunKeeper
 from agent.loop import Loop, Outcome, Watcher
@@ -125,9 +125,15 @@ def _chat(chat: Chat, loaded: LoadedModel, settings: AgentSettings, task: Task) 
     Raises UnbridgeableTemplate for a model whose template cannot do what the set asks for.
     """
     schemas = tool_schemas(settings, task.instance) if settings.dialect == JsonCalls.name else None
-    if schemas is None and settings.thinking is None:
-        return chat
-    return Chat(loaded.tokenizer, loaded.name, schemas, thinking=settings.thinking)
+    if schemas is not None or settings.thinking is not None:
+        chat = Chat(loaded.tokenizer, loaded.name, schemas, thinking=settings.thinking)
+    if settings.observation_role not in chat.roles:
+        raise UnbridgeableTemplate(
+            f"the chat template of {chat.name} has no messages of role "
+            f"{settings.observation_role!r}, which tool set {settings.name!r} needs: choose "
+            "another set, or --set observation_role=user"
+        )
+    return chat
 
 
 def _protocol(

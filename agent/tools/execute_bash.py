@@ -30,7 +30,8 @@ def execute_bash(workspace: Workspace, arguments: Mapping[str, str]) -> Observat
             "it leaves running is ended. Run a script or a one-line command instead."
         )
     # The shell sends its errors to a file first of all; so the sandbox's own stream is the output.
-    result = workspace.run(f"exec 2>{_ERRORS}; {command}")
+    # On a line of its own, which is obeyed before the next is read: that may be no valid command.
+    result = workspace.run(f"exec 2>{_ERRORS}\n{command}")
     errors = _taken(workspace, _ERRORS)
     limit = workspace.observation_chars
     err = clip(clip_lines(errors.strip("\n"), _LINES, _LINES), limit // 2)
@@ -54,10 +55,10 @@ def _first_word(command: str) -> str:
 def _taken(workspace: Workspace, file: str) -> str:
     """The content of a file, which is removed. Nothing where it cannot be read."""
     try:
-        found = workspace.run(["cat", file]).text
+        found = workspace.run(["cat", file])
         workspace.run(["rm", "-f", file])
     except SandboxLost:
         raise
     except SandboxError:
         return ""
-    return found
+    return found.text if found.exit_code == 0 else ""
