@@ -7,14 +7,21 @@ import importlib.util
 import json
 import platform
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from agent import flags
+from agent.run_options import OptionError, parse_options
+
+if TYPE_CHECKING:
+    from agent.planner import Plan
 
 _STYLE = {"ok": "green", "optional": "yellow", "missing": "red"}
 _ROOM = 6_000_000_000  # bytes: the largest catalogue model that comes as wheels, and its conversion
@@ -31,17 +38,60 @@ class Row:
 
 
 def doctor(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Say what fits of a model instead: a name, hub id, folder, GGUF file, or the name "
+            "of a published shape (qwen3-32b). Nothing but its config is fetched.",
+        ),
+    ] = None,
+    budget: flags.Budget = None,
+    cache_gib: flags.CacheGib = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="TOKENS", help="Of the dense cache to compare with: the model's own."
+        ),
+    ] = None,
+    dtype: flags.Dtype = "auto",
+    device: flags.Device = "auto",
+    quantize: flags.Quantize = None,
+    method: flags.MethodName = "nexus",
+    chunk: flags.Chunk = 256,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show what is here (torch, device, sandboxes, models, disk) and what to do about the rest.
 
-    Ends with 1 only if nothing can run: without any sandbox, no model's command is ever run.
+    Ends with 1 only if nothing can run: without any sandbox, no model's command is ever run. With
+    --model it says what fits: weights, bytes per token, the largest budget, sessions; and ends with
+    1 if the model or the budget does not.
     """
-    with Console(stderr=True).status("looking"):
-        rows = examine()
-    usable = can_work(rows)
+    errors = Console(stderr=True)
+    data: dict[str, Any] = {}
+    with errors.status("looking"):
+        if model is None:
+            rows = examine()
+            usable = can_work(rows)
+        else:
+            values = {
+                "instance": "any",  # the default budget, not the demo's
+                "model": model,
+                "budget": budget,
+                "cache_gib": cache_gib,
+                "dtype": dtype,
+                "device": device,
+                "quantize": quantize,
+                "method": method,
+                "chunk": chunk,
+            }
+            found = _planned(values, context, errors)
+            rows, usable = plan_rows(found), found.sessions > 0
+            derived = {"tokens_per_gib": found.tokens_per_gib, "left": found.left}
+            data["plan"] = asdict(found) | derived
     if as_json:
-        typer.echo(json.dumps({"usable": usable, "rows": [asdict(row) for row in rows]}, indent=2))
+        shown = {"usable": usable, "rows": [asdict(row) for row in rows], **data}
+        typer.echo(json.dumps(shown, indent=2))
     else:
         _print(rows)
     if not usable:
@@ -51,6 +101,66 @@ def doctor(
 def examine() -> list[Row]:
     """Look at everything, in the order shown. Never raises for what it finds missing."""
     return [_python(), *_torch(), *_sandboxes(), *_models(), _disk()]
+
+
+def _planned(values: dict[str, Any], context: int | None, errors: Console) -> Plan:
+    from agent.model_errors import ModelError
+    from agent.planner import plan
+    from cache.support import UnsupportedModel
+
+    try:
+        return plan(parse_options(values), context=context)
+    except (OptionError, ModelError, UnsupportedModel, ValueError) as error:
+        errors.print(Text(f"error: {error}", "red"), highlight=False)
+        raise typer.Exit(2 if isinstance(error, OptionError) else 1) from error
+
+
+def plan_rows(plan: Plan) -> list[Row]:
+    """What a plan says, as rows."""
+    about = "" if plan.weights_exact else "about "
+    weights = f"{about}{_gib(plan.weights)} ({plan.precision})"
+    rows = [
+        Row("model", "ok", f"{plan.model}, {plan.parameters / 1e9:.2f}B parameters"),
+        Row("weights", "ok", weights),
+        Row(
+            "token",
+            "ok",
+            f"{plan.per_token / 1024:,.0f} KiB of keys and values in {plan.dtype}; "
+            f"{plan.tokens_per_gib:,} tokens in a GiB",
+        ),
+    ]
+    if plan.context:
+        rows.append(Row("dense", "ok", f"{plan.context:,} tokens would take {_gib(plan.dense)}"))
+    rows += [
+        Row(
+            "device",
+            "ok",
+            f"{room.name}: {_gib(room.total)}, {_gib(room.free)} free, of which "
+            f"{_gib(room.reserve)} are left to activations",
+        )
+        for room in plan.rooms
+    ]
+    if plan.left <= 0:
+        free = sum(room.usable for room in plan.rooms)
+        fewer = "" if "bit" in plan.precision else "fewer bits (--quantize 4bit), "
+        remedy = f"{fewer}more devices (--device-map auto), or a smaller model"
+        return [*rows, Row("fits", "missing", f"no: {_gib(free)} can be used", remedy)]
+    if plan.spread:
+        rows[1] = replace(
+            rows[1], state="optional", remedy="no one device holds them: --device-map auto"
+        )
+    largest = f"{plan.largest_budget:,} tokens at most, in the {_gib(plan.left)} that are left"
+    each = f"{plan.budget:,} tokens take {_gib(plan.budget_bytes)} ({plan.method}, chunks of "
+    each += f"{plan.chunk}): {plan.sessions:,} sessions"
+    rows.append(Row("budget", "ok", largest))
+    if plan.sessions:
+        return [*rows, Row("fits", "ok", each)]
+    remedy = f"a budget of at most {plan.largest_budget:,} tokens (--budget)"
+    return [*rows, Row("fits", "missing", each, remedy)]
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size < 100 * 2**30 else f"{size / 2**30:,.0f} GiB"
 
 
 def can_work(rows: list[Row]) -> bool:

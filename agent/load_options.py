@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,11 @@ def read_device_map(value: str) -> str | dict[str, int | str]:
     """
     if value in DEVICE_MAPS:
         return value
-    data = _read_json(value, f"one of {', '.join(DEVICE_MAPS)}")
+    data = _read_json("--device-map", value, DEVICE_MAPS)
     if not data or not all(type(place) in (int, str) for place in data.values()):
         raise ValueError(
-            f"{value} is no device map: it must be an object of module names and devices, such as "
-            '{"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": "cuda:1", ...}'
+            f"--device-map {value} is no device map: it must be an object of module names and "
+            'devices, such as {"model.embed_tokens": 0, "model.layers.0": 0, "lm_head": "cuda:1"}'
         )
     return data
 
@@ -42,7 +42,7 @@ def read_quantization(value: str) -> dict[str, Any]:
     that has one. Raises ValueError."""
     if value in QUANTIZATIONS:
         return dict(QUANTIZATIONS[value])
-    data = _read_json(value, f"one of {', '.join(QUANTIZATIONS)}")
+    data = _read_json("--quantize", value, QUANTIZATIONS)
     data = data.get("quantization_config", data)
     if not isinstance(data, dict) or not (
         isinstance(data.get("quant_method"), str)
@@ -50,8 +50,8 @@ def read_quantization(value: str) -> dict[str, Any]:
         or data.get("load_in_8bit")
     ):
         raise ValueError(
-            f"{value} is no quantization_config: it has no quant_method (bitsandbytes, torchao, "
-            "gptq, awq, compressed-tensors, fp8, ...)"
+            f"--quantize {value} is no quantization_config: it has no quant_method "
+            "(bitsandbytes, torchao, gptq, awq, compressed-tensors, fp8, ...)"
         )
     return data
 
@@ -91,14 +91,16 @@ def weight_bits(config: Mapping[str, Any]) -> float | None:
     return None
 
 
-def _read_json(value: str, others: str) -> dict[str, Any]:
+def _read_json(flag: str, value: str, others: Iterable[str]) -> dict[str, Any]:
     file = Path(value).expanduser()
     if not file.is_file():
-        raise ValueError(f"{value!r} is neither {others} nor a JSON file that is there")
+        raise ValueError(
+            f"{flag} {value!r} is neither {', '.join(others)} nor a JSON file that is there"
+        )
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"{value} cannot be read as JSON: {error}") from error
+        raise ValueError(f"{flag} {value} cannot be read as JSON: {error}") from error
     if not isinstance(data, dict):
-        raise ValueError(f"{value} holds no JSON object")
+        raise ValueError(f"{flag} {value} holds no JSON object")
     return data

@@ -15,8 +15,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from agent.bench.shapes import SHAPES, shape_config
 from agent.load_options import method_name, read_quantization, weight_bits
 from agent.model_convert import quiet
+from agent.model_errors import UnknownModel
 from agent.models import (
     DTYPES,
     INT8,
@@ -48,13 +50,18 @@ def bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> int:
 
 
 def cache_bytes(
-    config: PreTrainedConfig, dtype: torch.dtype, eviction: EvictingConfig, chunk: int
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    eviction: EvictingConfig,
+    chunk: int,
+    *,
+    reply: int = 0,
 ) -> int:
     """Most bytes that a cache under a token budget holds between forward passes.
 
     With what its method keeps, block ids, and room for a chunk; copies while it grows are not in
-    it, nor what `prefill_eviction: end` holds while it reads a prompt. With scope prefill it holds
-    more once it writes.
+    it, nor what `prefill_eviction: end` holds while it reads a prompt. reply: tokens it writes in
+    one go, which all stay until the next prompt where the scope is prefill.
     """
     shape = cache_shape(config)
     ceiling = Policy(eviction).token_ceiling
@@ -71,7 +78,10 @@ def cache_bytes(
         device=_META,
         with_sums=observer_of([eviction]) is not None,
     )
-    pool.make_room(pool.take(), chunk, expected=ceiling + chunk)
+    if eviction.scope == "prefill" and reply:  # it grows by more than it needs
+        pool.make_room(pool.take(), ceiling + reply + chunk, headroom=0.25)
+    else:
+        pool.make_room(pool.take(), chunk, expected=ceiling + chunk)
     window = QueryWindow(eviction.window, [Place(range(shape.layers), _META)])
     ring = (shape.layers, shape.query_heads, eviction.window, shape.head_dim)
     window.restore(torch.empty(ring, dtype=dtype, device=_META) if eviction.window else None)
@@ -80,7 +90,13 @@ def cache_bytes(
 
 
 def tokens_in(
-    size: int, config: PreTrainedConfig, dtype: torch.dtype, eviction: EvictingConfig, chunk: int
+    size: int,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    eviction: EvictingConfig,
+    chunk: int,
+    *,
+    reply: int = 0,
 ) -> int:
     """The largest token budget, in whole blocks, whose cache takes at most `size` bytes; 0 where
     there is none."""
@@ -89,7 +105,7 @@ def tokens_in(
     def fits(blocks: int) -> bool:
         budget = TokenBudget(tokens=blocks * block)
         own = eviction.model_copy(update={"budget": budget})
-        return cache_bytes(config, dtype, own, chunk) <= size
+        return cache_bytes(config, dtype, own, chunk, reply=reply) <= size
 
     low, high = 0, size // (bytes_per_token(config, dtype) * block) + 1
     while high - low > 1:
@@ -102,8 +118,7 @@ def budget_tokens(options: RunOptions, seed: int = 0) -> int:
     """What `cache_gib` of a run comes to, in tokens. Raises OptionError, and ModelError where the
     model's config cannot be had."""
     assert options.cache_gib is not None
-    source = resolve(options.model)
-    config = config_of(source)
+    name, config, _ = _found(options.model)
     quantised = bool(options.quantize or quantization_of(config))
     where = choose_device(options.device)
     precision = choose_precision(
@@ -112,13 +127,15 @@ def budget_tokens(options: RunOptions, seed: int = 0) -> int:
     dtype = _dtype(precision)
     eviction = preset(options.method, **options.cache_data(seed))
     assert isinstance(eviction, EvictingConfig)
-    tokens = tokens_in(int(options.cache_gib * GIB), config, dtype, eviction, options.chunk)
+    chunk, reply = options.chunk, options.settings().limits.new_tokens
+    size = int(options.cache_gib * GIB)
+    tokens = tokens_in(size, config, dtype, eviction, chunk, reply=reply)
     least = _least(eviction)
     if tokens < least:
         need = eviction.model_copy(update={"budget": TokenBudget(tokens=least)})
-        gib = cache_bytes(config, dtype, need, options.chunk) / GIB
+        gib = cache_bytes(config, dtype, need, chunk, reply=reply) / GIB
         raise OptionError(
-            f"--cache-gib {options.cache_gib:g} holds {tokens} tokens of {source.name}, fewer than "
+            f"--cache-gib {options.cache_gib:g} holds {tokens} tokens of {name}, fewer than "
             f"the {least} that must stay (sinks, recent window); give at least {gib + 5e-4:.3f}"
         )
     return tokens
@@ -274,8 +291,7 @@ def plan(
     context: tokens of a dense cache to compare with; None takes the model's own. on: the devices.
     Raises OptionError, and ModelError where the model's config cannot be had.
     """
-    source = resolve(options.model)
-    config = config_of(source)
+    name, config, folder = _found(options.model)
     own = quantization_of(config)
     bits = own or (read_quantization(options.quantize) if options.quantize else None)
     where = choose_device(options.device)
@@ -283,7 +299,7 @@ def plan(
     precision = choose_precision(options.dtype, where, plain=plain)
     dtype = _dtype(precision)
     weights = int8_weights(config) if precision == INT8 else weights_of(config, dtype, bits)
-    if own is not None and (size := _on_disk(source.path)):
+    if own is not None and (size := _on_disk(folder)):
         weights = replace(weights, size=size, exact=True)
     eviction = preset(options.method, **options.cache_data(0))
     if not isinstance(eviction, EvictingConfig) or not isinstance(eviction.budget, TokenBudget):
@@ -292,12 +308,13 @@ def plan(
     if options.cache_gib is not None:
         budget = TokenBudget(tokens=budget_tokens(options))
         eviction = eviction.model_copy(update={"budget": budget})
-    each = cache_bytes(config, dtype, eviction, options.chunk)
+    chunk, reply = options.chunk, options.settings().limits.new_tokens
+    each = cache_bytes(config, dtype, eviction, chunk, reply=reply)
     found = tuple(rooms(options.device) if on is None else on)
     per_token = bytes_per_token(config, dtype)
     reach = context or int(getattr(config.get_text_config(), "max_position_embeddings", 0))
     made = Plan(
-        model=source.name,
+        model=name,
         parameters=weights.parameters,
         weights=weights.size,
         weights_exact=weights.exact,
@@ -308,7 +325,7 @@ def plan(
         dense=per_token * reach,
         rooms=found,
         method=eviction.method,
-        chunk=options.chunk,
+        chunk=chunk,
         largest_budget=0,
         budget=budget.tokens,
         budget_bytes=each,
@@ -316,8 +333,19 @@ def plan(
     )
     if made.left <= 0:
         return made
-    largest = tokens_in(made.left, config, dtype, eviction, options.chunk)
+    largest = tokens_in(made.left, config, dtype, eviction, chunk, reply=reply)
     return replace(made, largest_budget=largest, sessions=made.left // each)
+
+
+def _found(model: str) -> tuple[str, PreTrainedConfig, Path | None]:
+    """Name, config and folder, if it has one, of a model, or of one whose shape was published."""
+    try:
+        source = resolve(model)
+    except UnknownModel:
+        if model.lower() not in SHAPES:
+            raise
+        return model.lower(), shape_config(model.lower()), None
+    return source.name, config_of(source), source.path if source.kind == "folder" else None
 
 
 def _on_disk(folder: Path | None) -> int:
