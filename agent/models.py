@@ -143,6 +143,9 @@ def load(
     source = resolve(name_or_path)
     where = choose_device(device)
     spread = read_device_map(device_map) if device_map else None
+    if isinstance(spread, dict):
+        for place in set(spread.values()) - {"disk"}:
+            choose_device(f"cuda:{place}" if isinstance(place, int) else place)
     bits = read_quantization(quantize) if quantize else None
     precision = choose_precision(dtype, where, plain=bool(spread or bits))
     if bits is not None:

@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
-from transformers.quantizers.auto import AutoHfQuantizer, AutoQuantizationConfig
+from transformers.quantizers.auto import (
+    AUTO_QUANTIZER_MAPPING,
+    AutoHfQuantizer,
+    AutoQuantizationConfig,
+)
 
 from agent.load_options import method_name
 from agent.model_errors import CannotQuantize
@@ -43,13 +47,15 @@ def require_quantizer(
     loaded: they come quantised, rather than being quantised as they are loaded.
     """
     name = method_name(data)
+    config = make_config(data, dtype)
+    kind = AUTO_QUANTIZER_MAPPING.get(getattr(config.quant_method, "value", config.quant_method))
+    if not loaded and getattr(kind, "requires_calibration", False):
+        raise CannotQuantize(
+            f"{what} ({name}) cannot be used here: it takes calibration; choose a model that comes "
+            "in this form, or 4bit or 8bit"
+        )
     try:
-        quantizer = AutoHfQuantizer.from_config(make_config(data, dtype), pre_quantized=loaded)
-        if quantizer.requires_calibration and not loaded:
-            raise ValueError(
-                "it needs a calibrated checkpoint: choose a model that comes in this form, or "
-                "4bit or 8bit"
-            )
+        quantizer = AutoHfQuantizer.from_config(config, pre_quantized=loaded)
         quantizer.validate_environment(device_map=None, weights_only=True)
     except (ImportError, RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CannotQuantize(f"{what} ({name}) cannot be used here: {_line(error)}") from error
