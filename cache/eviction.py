@@ -17,8 +17,9 @@ from cache.query_window import QueryWindow
 from cache.selection import keep_largest, priorities
 from cache.store import Held
 
-# Layers are scored in groups whose logits and keys stay below this many float32 values (256 MB).
-_GROUP_VALUES = 1 << 26
+# Layers are scored in groups whose logits and keys stay below this many float32 values: 256 MB
+# where a launch costs more than memory, 16 MB on a CPU, where fresh pages do.
+_GROUP_VALUES, _GROUP_VALUES_CPU = 1 << 26, 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ def cut(pool: AnyPool, row: int, method: Method[Any], policy: Policy, moment: Mo
     counts: list[list[int]] = []
     for layers in _groups(lengths, pool, moment, config.window):
         held = pool.held(row, layers)
-        kept, numbers = _decide(held, method, policy, moment, per_layer[layers.start : layers.stop])
+        parts = per_layer[layers.start : layers.stop]
+        kept, numbers = _decide(held, method, policy, moment, parts, padded=pool.ragged)
         keep.append(kept)
         counts += numbers
     pool.compact(row, keep, counts)
@@ -55,19 +57,27 @@ def cut(pool: AnyPool, row: int, method: Method[Any], policy: Policy, moment: Mo
 def _groups(lengths: torch.Tensor, pool: AnyPool, moment: Moment, window: int) -> Iterator[range]:
     """Consecutive layers to be scored together: those of one device, and one at a time where
     lengths can differ."""
-    width = 1
+    per_layer = 0
     if not pool.ragged:
         per_key = lengths.shape[1] * pool.key_dim
         if window:
             per_key += moment.window.heads * min(window, moment.seen)
-        width = max(1, _GROUP_VALUES // (per_key * max(1, int(lengths[0, 0]))))
+        per_layer = per_key * max(1, int(lengths[0, 0]))
     for place in pool.places:
+        values = _GROUP_VALUES_CPU if place.device.type == "cpu" else _GROUP_VALUES
+        width = max(1, values // per_layer) if per_layer else 1
         for first in place.layers[::width]:
             yield range(first, min(first + width, place.layers.stop))
 
 
 def _decide(
-    held: Held, method: Method[Any], policy: Policy, moment: Moment, per_layer: Sequence[int]
+    held: Held,
+    method: Method[Any],
+    policy: Policy,
+    moment: Moment,
+    per_layer: Sequence[int],
+    *,
+    padded: bool,
 ) -> tuple[torch.Tensor, list[list[int]]]:
     """Pages that stay, bool [l, H, P] in page order, and their numbers per layer and head."""
     config = policy.config
@@ -84,6 +94,7 @@ def _decide(
         step=moment.step,
         room=per_layer[0] // heads - policy.old_forced_count(moment.seen),
         sums=held.sums,
+        padded=padded,
     )
     ordered = observation.sorted_block_ids
     weights = method.weights(observation)

@@ -83,11 +83,16 @@ def varlen(
     return out.unflatten(0, (heads, length)).transpose(1, 2).flatten(0, 1).unsqueeze(0)
 
 
+_ASKED_FOR = frozenset({"scale", "window_size", "enable_gqa", "seqused_k"})
+
+
 @cache
 def varlen_kernel() -> Callable[..., Any] | None:
-    """torch's variable-length attention, if it can read segments with room between them."""
+    """torch's variable-length attention, if it can read segments with room between them and knows
+    all that `varlen` asks for; its arguments became more from release to release."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return varlen_attn if "seqused_k" in inspect.signature(varlen_attn).parameters else None
+    known = set(inspect.signature(varlen_attn).parameters)
+    return varlen_attn if known >= _ASKED_FOR else None

@@ -29,7 +29,8 @@ class Observation:
     each head of these layers will keep, on average, beyond sinks and pinned ones.
 
     Heads that hold less than others are padded in front: block id -1, keys of zeros. Padding is
-    part of `hidden`, weighs nothing in `block_weights`, and is never kept.
+    part of `hidden`, weighs nothing in `block_weights`, and is never kept. padded: whether there
+    can be any.
     """
 
     queries: torch.Tensor
@@ -41,6 +42,7 @@ class Observation:
     step: int
     room: int = 0
     sums: torch.Tensor | None = None
+    padded: bool = True
 
     @cached_property
     def counts(self) -> torch.Tensor:

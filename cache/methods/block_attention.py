@@ -8,7 +8,7 @@ import torch
 
 from cache.budgets import ceil_blocks
 from cache.methods.base import Observation
-from cache.methods.token_attention import grouped_logits
+from cache.methods.token_attention import causal_logits
 
 Heads = Literal["layer_mean", "layer_attention", "kv_head"]
 
@@ -22,16 +22,12 @@ def block_rows(observation: Observation, heads: Heads) -> torch.Tensor:
     the attention of all heads after it.
     """
     queries, keys = observation.queries.float(), observation.keys.float()
-    hidden, order = observation.hidden, observation.order
+    order = observation.order
     if heads == "layer_mean":
         queries, keys = queries.mean(1, keepdim=True), keys.mean(1, keepdim=True)
     if heads != "kv_head":  # one decision per layer: all heads hold the same blocks
         order = order[:, :1]
-    if keys.shape[1] != hidden.shape[1]:
-        hidden = hidden[:, :1]
-    logits = grouped_logits(queries, keys)  # [L, H, G, W', T]
-    logits *= observation.scaling.view(-1, 1, 1, 1, 1)
-    attention = logits.masked_fill_(hidden.unsqueeze(2), float("-inf")).softmax(-1)
+    attention = causal_logits(observation, queries, keys).softmax(-1)  # [L, H, G, W', T]
     per_block = _sum_blocks(attention.mean(2), observation.block_size)
     if heads == "layer_attention":
         per_block = per_block.mean(1, keepdim=True)
