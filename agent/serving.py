@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -257,9 +256,6 @@ class Serving:
             job.done.wait()
         except BaseException:
             # The caller was interrupted, and may close its cache next: nothing is to be under way.
-            with self._change, suppress(ValueError):
-                queue.remove(job)
-                job.done.set()
             job.done.wait()
             raise
         if job.error is not None:

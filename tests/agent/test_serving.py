@@ -94,19 +94,30 @@ def drawn(made: Session, count: int, stop: Callable[[list[int]], bool] | None = 
     return made.sample(max_new_tokens=count, stop_ids=(), stop=stop)[0]
 
 
-def test_steps_are_batches_and_one_who_waits_for_its_tests_holds_nobody_up():
+def test_a_step_is_for_all_who_write_and_one_who_waits_for_its_tests_holds_nobody_up():
     model = tiny("llama")
     expected = [drawn(session(model, None, seed), 30) for seed in range(3)]
-    with Serving(model, 4) as serving:
+    with Serving(model, 4, patience=60) as serving:
         made = [session(model, serving, seed) for seed in range(4)]
-        at_work = threading.Event()
-        works = [lambda each=each: drawn(each, 30) for each in made[:3]]
-        results = in_threads(*works, lambda: at_work.wait(30) and None, lambda: at_work.set())
-        assert results[:3] == expected
-        assert serving.steps <= 40  # 29 each, and a few more where one came late
-        before = time.monotonic()
-        assert len(drawn(made[3], 10)) == 10
-        assert time.monotonic() - before < 20
+        assert len(drawn(made[3], 10)) == 10  # its turn is over, and it asks for nothing
+        together = threading.Barrier(3, timeout=30)
+
+        def begin(ids: list[int]) -> bool:
+            if len(ids) == 1:
+                together.wait()
+            return False
+
+        def late(ids: list[int]) -> bool:
+            time.sleep(0.01)
+            return begin(ids)
+
+        before = serving.steps
+        results = in_threads(
+            lambda: drawn(made[0], 30, late),
+            *[lambda n=n: drawn(made[n], 30, begin) for n in (1, 2)],
+        )
+        assert results == expected
+        assert serving.steps - before == 29
 
 
 def test_who_is_slow_between_two_tokens_is_waited_for_no_longer_than_patience():
@@ -190,20 +201,25 @@ def test_errors_of_a_prompt_and_of_work_are_raised_where_they_were_asked_for():
 
 def test_stop_ends_all_who_wait_with_its_reason_and_close_ends_the_thread():
     model = tiny("llama")
-    serving = Serving(model, 3)
+    serving = Serving(model, 3, patience=60)
     made = [session(model, serving, seed) for seed in range(2)]
-    halfway = threading.Event()
+    busy, stopped = threading.Event(), threading.Event()
 
-    def tell(ids: list[int]) -> bool:
+    def hold(ids: list[int]) -> bool:
+        """The other one waits for this one's next token, this one for the stop."""
         if len(ids) == 10:
-            halfway.set()
+            busy.set()
+            assert stopped.wait(30)
         return False
 
     def stop() -> None:
-        assert halfway.wait(30)
+        assert busy.wait(30)
+        while not serving._feeds:
+            time.sleep(0.01)
         serving.stop("SIGTERM")
+        stopped.set()
 
-    results = in_threads(lambda: drawn(made[0], 10**6, tell), lambda: drawn(made[1], 10**6), stop)
+    results = in_threads(lambda: drawn(made[0], 10**6, hold), lambda: drawn(made[1], 10**6), stop)
     for result in results[:2]:
         assert isinstance(result, Interrupted)
         assert str(result) == "SIGTERM"

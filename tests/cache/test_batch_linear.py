@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import linear
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from cache import EvictingCache, preset
+from cache.batch_decode import BatchDecoder
 from cache.batch_linear import BlockedLinears, blocked_linear, gains
 
 
@@ -56,3 +59,22 @@ def test_layers_that_gain_are_blocked_and_only_inside(monkeypatch, rows, dtype, 
     assert len(calls) == blocked
     assert gains(nn.Sequential(nn.ReLU(), layer)) == (blocked or rows in (1, 9))
     assert (out - plain).abs().max() <= (1e-4 if blocked else 0)
+
+
+def test_a_batch_decodes_in_blocks_what_is_large_in_its_model(monkeypatch):
+    calls = []
+
+    def noted(x, weight, bias=None):
+        calls.append(tuple(weight.shape))
+        return blocked_linear(x, weight, bias)
+
+    monkeypatch.setattr("cache.batch_linear.blocked_linear", noted)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=2048, **shape, **heads)).eval()
+    caches = [EvictingCache(model, preset("dense")) for _ in range(3)]
+    BatchDecoder(model).step(caches, [1, 2, 3])
+    assert calls == [(2048, 64)]
+    BatchDecoder(model).step(caches[:1], [1])
+    assert len(calls) == 1
