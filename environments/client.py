@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import secrets
 import select
 import socket
 import ssl
@@ -23,7 +24,7 @@ from environments.base import (
     SandboxSpec,
     StartTimeout,
 )
-from environments.gitdiff import BaseTree, commit_base, take_diff
+from environments.gitdiff import BaseTree, commit_base, inside, take_diff
 from environments.workspace import TRANSFER_RATE, WorkspaceSandbox
 
 ANSWER_GRACE = 20.0  # seconds on top of a command's own limit before the sandbox counts as lost
@@ -175,8 +176,11 @@ class ResidentSandbox(WorkspaceSandbox):
             raise self._transport.why_lost()
         self._buffer += data
 
-    def _receive_answer(self, deadline: float, number: int) -> tuple[dict[str, Any], bytes]:
-        """The answer to request `number`; those to interrupted requests are dropped."""
+    def _receive_answer(
+        self, deadline: float, number: int, sink: IO[bytes] | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        """The answer to request `number`; those to interrupted requests are dropped. With `sink`
+        its bytes go there as they come."""
         body = bytearray()
         while True:
             searched = 0
@@ -192,7 +196,10 @@ class ResidentSandbox(WorkspaceSandbox):
             while len(self._buffer) < size:
                 self._fill(deadline)
             if found == number:
-                body += self._buffer[:size]
+                if sink is None:
+                    body += self._buffer[:size]
+                else:
+                    sink.write(self._buffer[:size])
             del self._buffer[:size]
             if found == number and not head.get("more"):
                 return head, bytes(body)
@@ -204,6 +211,7 @@ class ResidentSandbox(WorkspaceSandbox):
         *,
         seconds: float = 0.0,
         answer_size: int = 0,
+        sink: IO[bytes] | None = None,
     ) -> tuple[dict[str, Any], bytes]:
         """One request and its answer. `seconds` is what the work itself may take.
 
@@ -228,7 +236,7 @@ class ResidentSandbox(WorkspaceSandbox):
                 while chunk := stream.read(CHUNK):
                     self._send(chunk, deadline)
                 sent = True
-                return self._receive_answer(deadline, self._number)
+                return self._receive_answer(deadline, self._number, sink)
             except TimeoutError:
                 self._lost = SandboxLost(
                     f"the sandbox did not answer within {allowed:.0f} s and was ended"
@@ -305,15 +313,36 @@ class ResidentSandbox(WorkspaceSandbox):
 
     def write_file(self, path: str, data: bytes, *, executable: bool = False) -> None:
         """See `Sandbox.write_file`. An existing file keeps its mode; a full disk its content."""
+        self._placed = None
         self._file_call("write", path, {"op": "write", "executable": executable}, data, 0)
+
+    def save_tree(self, folder: str, sink: IO[bytes], *, limit: int) -> None:
+        """Write a folder of the sandbox (its content, with all that git would leave out) as a tar.
+
+        Raises SandboxFileError when it cannot be read or is larger than `limit` bytes.
+        """
+        file = f"/var/tmp/nexus-{secrets.token_hex(8)}"
+        seconds = 120.0 + limit / TRANSFER_RATE
+        try:
+            packed = self.run(["tar", "-cf", file, "-C", folder, "."], timeout=seconds, cwd="/")
+            if packed.exit_code > 1 or packed.timed_out:  # 1: a file changed meanwhile
+                raise SandboxFileError(f"cannot pack {folder}: {packed.text.strip()[-500:]}")
+            request = {"op": "read", "max_bytes": limit, "path": file}
+            head, _ = self._call(request, answer_size=limit, sink=sink)
+            if "error" in head:
+                raise SandboxFileError(f"cannot save {folder}: {head['error']}")
+        finally:
+            self.run(["rm", "-f", file], cwd="/")
 
     # what changed
 
     def _commit_base(self) -> BaseTree:
-        return commit_base(self)
+        with inside(self) as place:
+            return commit_base(place, self._held, self._placed, self._left_out)
 
     def _take_diff(self, base: BaseTree) -> Patch:
-        return take_diff(self, base)
+        with inside(self) as place:
+            return take_diff(place, base)
 
     # end
 
@@ -321,4 +350,4 @@ class ResidentSandbox(WorkspaceSandbox):
         """See `Sandbox.close`."""
         self._closed = True
         self._transport.close()
-        self._drop_base()
+        self._drop_tree()

@@ -26,6 +26,7 @@ from environments.base import (
 from environments.client import ResidentSandbox, Transport, resident_argv
 from environments.engine import ENGINE_ERRORS, connect, translated
 from environments.image_facts import ImageFacts, image_facts
+from environments.images import LABEL as IMAGE_LABEL
 from environments.images import BaseImage, Progress, base_image, named_image, quiet
 from environments.keeper import BOOT
 from environments.owner import is_orphaned, owner_mark
@@ -40,6 +41,7 @@ EXPIRES = "nexus.expires"
 TESTBED = "/testbed"
 ORDINARY = "1000:1000"
 OWN_IMAGE = ImageFacts(python="python3", programs=("bash", "git", "tar", "find", "xargs"))
+COMMIT_SECONDS = 900.0
 GONE_SECONDS = 10.0  # how long a container may take to be removed
 LIVES_SECONDS = 3.0  # how long the engine may take to say what became of a container
 
@@ -212,7 +214,7 @@ class ContainerTransport(Transport):
             if self._socket is not None:
                 self._socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(*ENGINE_ERRORS):
-            remove_container(self._client, self.container_id)
+            _end_container(self._client, self.container_id)
         # Only now: a reader in another thread may still wait on its number, which a socket opened
         # meanwhile would get.
         for item in (self._socket, self._response):
@@ -311,7 +313,10 @@ def _user(spec: SandboxSpec, facts: ImageFacts) -> str | None:
         return None
     if os.getuid():
         return f"{os.getuid()}:{os.getgid()}"
-    readable = all(Path(path).stat().st_mode & 0o005 == 0o005 for path in spec.mounts)
+    readable = all(
+        Path(path).stat().st_mode & 0o005 == 0o005 and not inside.startswith("/root/")
+        for path, inside in spec.mounts.items()
+    )
     return ORDINARY if readable else "0:0"
 
 
@@ -337,6 +342,35 @@ def _path_of(client: docker.DockerClient, image: str) -> str:
         if entry.startswith("PATH="):
             return str(entry[5:])
     return PATH
+
+
+def commit(box: DockerSandbox | PlainDockerSandbox, name: str) -> None:
+    """Keep what a sandbox's disk holds now as the image `name`. Raises SandboxError.
+
+    /tmp and the home folder are in memory, so they are not in it.
+    """
+    repository, tag = name.rsplit(":", 1)
+    with contextlib.closing(connect(timeout=COMMIT_SECONDS)) as client:
+        with translated(f"cannot keep the container as image {name}"):
+            client.api.commit(
+                box.container_id,
+                repository,
+                tag,
+                changes=[f"LABEL {IMAGE_LABEL}=setup {LABEL}=0"],  # else `reap` would know it
+            )
+
+
+def _end_container(client: docker.DockerClient, container_id: str) -> None:
+    """End a container that removes itself, and wait until it is gone: not longer than is usual,
+    since the engine goes on with a tree of many files by itself."""
+    ends = time.monotonic() + GONE_SECONDS
+    while time.monotonic() < ends:
+        try:
+            client.api.kill(container_id)
+        except docker.errors.NotFound:
+            return
+        except docker.errors.APIError:
+            time.sleep(0.02)  # it has ended, and is being removed
 
 
 def remove_container(client: docker.DockerClient, container_id: str) -> None:

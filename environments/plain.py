@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import IO, Any
 
 import docker
@@ -26,11 +27,11 @@ from environments.base import (
 )
 from environments.docker import ContainerTransport
 from environments.exec_stream import ExecStream
-from environments.gitdiff import BaseTree
+from environments.gitdiff import BaseTree, commit_base, take_diff
 from environments.image_facts import ImageFacts
 from environments.keeper import KEEPER
 from environments.resident_parts import Clip
-from environments.treecopy import commit_base, take_diff
+from environments.treecopy import beside
 from environments.workspace import TRANSFER_RATE, WorkspaceSandbox
 
 GRACE = 0.2  # seconds to wait for output that a background child still holds open
@@ -344,6 +345,7 @@ class PlainDockerSandbox(WorkspaceSandbox):
 
     def write_file(self, path: str, data: bytes, *, executable: bool = False) -> None:
         """See `Sandbox.write_file`. An existing file keeps its mode; a full disk its content."""
+        self._placed = None
         size, mode = str(len(data)), str(int(executable))
         self._file(
             "write",
@@ -378,10 +380,13 @@ class PlainDockerSandbox(WorkspaceSandbox):
         return bytes(said)
 
     def _commit_base(self) -> BaseTree:
-        return commit_base(self)
+        with beside(self) as (place, _):
+            return commit_base(place, self._held, self._placed, self._left_out)
 
     def _take_diff(self, base: BaseTree) -> Patch:
-        return take_diff(self, base)
+        with beside(self) as (place, left_out):
+            patch = take_diff(place, base)
+        return replace(patch, skipped=(*patch.skipped, *left_out))
 
     # end
 
@@ -391,4 +396,4 @@ class PlainDockerSandbox(WorkspaceSandbox):
         if hasattr(self, "_timer"):
             self._timer.cancel()
         self._transport.close()
-        self._drop_base()
+        self._drop_tree()

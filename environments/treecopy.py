@@ -7,7 +7,6 @@ sandbox, so it is hostile: every name is checked, and nothing is written through
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import subprocess
@@ -17,10 +16,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from environments.base import Patch, SandboxError
-from environments.gitdiff import LARGEST_PACK, SCAN_SECONDS, BaseTree, as_patch, treescan_source
+from environments.base import SandboxError
+from environments.gitdiff import LARGEST_BUNDLE, SCAN_SECONDS, Place, parsed, treescan_source
 from environments.treescan import LARGEST, NEVER
 
 if TYPE_CHECKING:
@@ -58,38 +57,34 @@ find . PRUNED -type f -size +"$2"c -print0 >&2
 """
 
 
-def commit_base(sandbox: PlainDockerSandbox) -> BaseTree:
-    """Pack the workspace as it is now. Raises SandboxError."""
-    with _copy(sandbox) as (tree, _), tempfile.TemporaryDirectory(prefix="nexus-git-") as folder:
-        found = _scan("base", tree, folder)
-        pack = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the base)
-        pack.write(Path(found["pack"]).read_bytes())
-        return BaseTree(found["commit"], pack)
+class Beside:
+    """A copy of the workspace on the host, and a folder for the files of the comparison."""
+
+    def __init__(self, tree: str, folder: str) -> None:
+        self._tree, self._folder = tree, folder
+
+    def scan(self, what: str, stdin: IO[bytes]) -> dict[str, Any]:
+        """See `Place.scan`."""
+        argv = [sys.executable, "-ISc", treescan_source(), what, self._tree, self._folder]
+        done = subprocess.run(argv, stdin=stdin, capture_output=True, timeout=SCAN_SECONDS, cwd="/")
+        if done.returncode:
+            reason = done.stderr.decode("utf-8", "replace").strip()[-2000:]
+            raise SandboxError(f"the workspace could not be compared: {reason}")
+        return parsed(done.stdout)
+
+    def fetch(self, path: str, limit: int) -> bytes:
+        """See `Place.fetch`."""
+        return Path(path).read_bytes()
 
 
-def take_diff(sandbox: PlainDockerSandbox, base: BaseTree) -> Patch:
-    """The patch from the base to the workspace as it is now. Raises SandboxError."""
+@contextmanager
+def beside(sandbox: PlainDockerSandbox) -> Iterator[tuple[Place, tuple[str, ...]]]:
+    """The place for a sandbox without Python, and the names of what could not be copied there."""
     with (
         _copy(sandbox) as (tree, left_out),
-        tempfile.TemporaryDirectory(prefix="nexus-git-") as own,
+        tempfile.TemporaryDirectory(prefix="nexus-git-") as folder,
     ):
-        base.pack.seek(0)
-        (Path(own) / "base.pack").write_bytes(base.pack.read())
-        found = _scan("diff", tree, own, base.commit)
-        found["skipped"] += left_out
-        return as_patch(Path(found["patch"]).read_bytes(), found)
-
-
-def _scan(what: str, tree: str, folder: str, *more: str) -> dict[str, Any]:
-    argv = [sys.executable, "-ISc", treescan_source(), what, tree, folder, *more]
-    done = subprocess.run(
-        argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=SCAN_SECONDS, cwd="/"
-    )
-    if done.returncode:
-        reason = done.stderr.decode("utf-8", "replace").strip()[-2000:]
-        raise SandboxError(f"the workspace could not be compared: {reason}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+        yield Beside(tree, folder), tuple(left_out)
 
 
 @contextmanager
@@ -103,7 +98,7 @@ def _copy(sandbox: PlainDockerSandbox) -> Iterator[tuple[str, list[str]]]:
         tempfile.TemporaryFile() as archive,
     ):
         argv = ["sh", "-c", script, "sh", sandbox.workdir, str(LARGEST)]
-        large = sandbox.copy_out(argv, archive, SCAN_SECONDS, LARGEST_PACK)
+        large = sandbox.copy_out(argv, archive, SCAN_SECONDS, LARGEST_BUNDLE)
         archive.seek(0)
         tree = Path(folder)
         left_out = _unpack(archive, tree)

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from environments.base import Sandbox, SandboxError
-from environments.workspace import HOME, TRANSFER_RATE
+from environments.workspace import DISK_HOME, HOME, TRANSFER_RATE
 
 LARGEST = 2_000_000_000  # bytes of a saved tree
 SECONDS = 600.0
-SCRATCH = ("/tmp", HOME)  # where commands leave things beside the workspace
+SCRATCH = ("/tmp", HOME, DISK_HOME)  # where commands leave things beside the workspace
 
 # $1: folder for what is written, $2: seconds since the epoch, then folders below /, without it.
 # POSIX tools and those of busybox. Names are separated by NUL.

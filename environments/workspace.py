@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import secrets
-import tarfile
-import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, Any, Self
@@ -21,9 +19,11 @@ from environments.base import (
 )
 from environments.gitdiff import BaseTree
 from environments.history import scrub_history
+from environments.treearchive import Contents, TreeArchive, everything
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HOME = "/home/agent"
+DISK_HOME = "/var/tmp/home"  # where a sandbox has it after set-up: on disk, and kept
 TRANSFER_RATE = 2_000_000  # bytes per second that any transport is expected to manage
 
 # Nothing may wait for a person, and output is read by a program.
@@ -69,6 +69,10 @@ class WorkspaceSandbox(ABC):
         self.workdir = workdir
         self.spec = spec
         self._base: BaseTree | None = None
+        self._held: list[Contents] = []  # what came from the host
+        self._archives: list[TreeArchive] = []  # those of them to close
+        self._left_out: tuple[str, ...] = ()
+        self._placed: TreeArchive | None = None  # as long as nothing else wrote into the workspace
 
     @abstractmethod
     def _run(
@@ -110,6 +114,7 @@ class WorkspaceSandbox(ABC):
         stdin: bytes | None = None,
     ) -> ExecResult:
         """See `Sandbox.run`. A command that cannot be started gives 127 (not found) or 126."""
+        self._placed = None
         head, body = self._run(command, timeout, output_cap, cwd, env, stdin)
         return result_of(head, body)
 
@@ -123,32 +128,50 @@ class WorkspaceSandbox(ABC):
         """
         if not source.is_dir():
             raise SandboxFileError(f"cannot copy {source}: it is not a folder")
+        archive = TreeArchive.of(source, everything(source), vanishing=True)
+        self._archives.append(archive)
+        self.put_archive(archive, dest, named=str(source))
+
+    def put_archive(
+        self, archive: TreeArchive, dest: str | None = None, *, named: str = "the tree"
+    ) -> None:
+        """Like `put_tree`, from an archive, which must stay open as long as the sandbox.
+
+        Raises SandboxFileError.
+        """
         target = self._path(dest or "")
-        with tempfile.TemporaryFile() as spool:
-            _pack(source, spool)
-            size = spool.tell()
-            script = 'mkdir -p -- "$1" && exec tar -xof - -C "$1"'
-            head, body = self._run(
-                ["sh", "-c", script, "sh", target],
-                120.0 + size / TRANSFER_RATE,
-                8000,
-                "/",
-                None,
-                spool,
-            )
-        if head["code"]:
-            raise SandboxFileError(
-                f"cannot copy {source} to {target}: {result_of(head, body).text}"
-            )
+        script = 'mkdir -p -- "$1" && exec tar -xof - -C "$1"'
+        argv = ["sh", "-c", script, "sh", target]
+        self._placed = None
+        try:
+            for part in archive.parts():
+                seconds = 120.0 + part.seek(0, os.SEEK_END) / TRANSFER_RATE
+                head, body = self._run(argv, seconds, 8000, "/", None, part)
+                if head["code"]:
+                    said = result_of(head, body).text
+                    raise SandboxFileError(f"cannot copy {named} to {target}: {said}")
+        except OSError as error:
+            raise SandboxFileError(f"cannot copy {named}: {error}") from error
+        self._held.append(archive)
+        if dest is None:
+            self._placed = archive
 
     # what changed
 
     def mark_base(self) -> None:
         """See `Sandbox.mark_base`. The base is kept on the host, out of the sandbox's reach."""
-        scrub_history(self, f"/var/tmp/nexus-{secrets.token_hex(8)}")
+        placed = self._placed
+        if placed is None or placed.holds_git or self.spec.image is not None:
+            scrub_history(self, f"/var/tmp/nexus-{secrets.token_hex(8)}")
+            self._placed = placed  # that took nothing from it but `.git` folders
         base = self._commit_base()
         self._drop_base()
         self._base = base
+
+    def leave_out(self, paths: Iterable[str]) -> None:
+        """Files that the next base is to have but no patch, whatever becomes of them; nor what is
+        new in folders that hold nothing else."""
+        self._left_out = tuple(paths)
 
     def diff(self) -> Patch:
         """See `Sandbox.diff`. Raises SandboxError when no base was marked."""
@@ -168,6 +191,13 @@ class WorkspaceSandbox(ABC):
         if self._base is not None:
             self._base.close()
             self._base = None
+
+    def _drop_tree(self) -> None:
+        """Free what is kept on the host."""
+        self._drop_base()
+        self._held.clear()
+        while self._archives:
+            self._archives.pop().close()
 
     def __enter__(self) -> Self:
         return self
@@ -213,17 +243,3 @@ def _whole_characters(first: bytes, last: bytes) -> tuple[bytes, bytes]:
     while start < min(3, len(last)) and last[start] & 0xC0 == 0x80:
         start += 1
     return first, last[start:]
-
-
-def _pack(source: Path, sink: IO[bytes]) -> None:
-    """Write a folder's content as a tar, without owners; what vanishes meanwhile is left out."""
-
-    def cleaned(item: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        item.uid = item.gid = 0
-        item.uname = item.gname = ""
-        return item if item.isreg() or item.isdir() or item.issym() or item.islnk() else None
-
-    with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for child in sorted(source.iterdir()):
-            with contextlib.suppress(FileNotFoundError):
-                archive.add(child, arcname=child.name, filter=cleaned)

@@ -1,0 +1,110 @@
+"""What a base trusts without reading, and what is in no patch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from environments.treearchive import TreeArchive, everything
+
+
+@pytest.fixture
+def sandbox(shared_sandbox):
+    return shared_sandbox
+
+
+def tree(folder: Path) -> Path:
+    files = {"a.txt": "one\n", "pkg/b.txt": "two\n", "pkg/c.txt": "three\n"}
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_a_file_that_something_wrote_before_the_base_is_read(one_sandbox, tmp_path):
+    """Same size and time as the one that was put there: only that a command ran tells them."""
+    one_sandbox.put_tree(tree(tmp_path))
+    one_sandbox.run("touch -r a.txt /tmp/t; printf 'ONE\\n' > a.txt; touch -r /tmp/t a.txt")
+    one_sandbox.mark_base()
+    assert not one_sandbox.diff()
+    one_sandbox.run("printf 'new\\n' > a.txt")
+    assert b"-ONE\n+new\n" in one_sandbox.diff().data
+
+
+def test_a_file_that_a_tool_wrote_before_the_base_is_read(one_sandbox, tmp_path):
+    one_sandbox.put_tree(tree(tmp_path))
+    one_sandbox.write_file("a.txt", b"ONE\n")
+    one_sandbox.mark_base()
+    one_sandbox.write_file("a.txt", b"new\n")
+    assert b"-ONE\n+new\n" in one_sandbox.diff().data
+
+
+def test_a_second_tree_over_the_first(one_sandbox, tmp_path):
+    """The old contents of files of both are those that were there when the base was marked."""
+    one_sandbox.put_tree(tree(tmp_path / "first"))
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "a.txt").write_text("ONE\n")
+    one_sandbox.put_tree(tmp_path / "second")
+    one_sandbox.mark_base()
+    one_sandbox.run("echo 1 >> a.txt; echo 2 >> pkg/b.txt; rm pkg/c.txt")
+    patch = one_sandbox.diff()
+    assert b" ONE\n+1\n" in patch.data
+    assert b" two\n+2\n" in patch.data
+    assert b"-three\n" in patch.data
+
+
+def test_an_archive_goes_in_like_its_folder(sandbox, tmp_path):
+    archive = TreeArchive.of(tree(tmp_path), everything(tmp_path))
+    sandbox.put_archive(archive)
+    sandbox.put_archive(archive, "/var/tmp/elsewhere")
+    assert sandbox.run("find . -type f | sort | xargs cat").text == "one\ntwo\nthree\n"
+    assert sandbox.run("cat pkg/c.txt", cwd="/var/tmp/elsewhere").text == "three\n"
+    sandbox.mark_base()
+    sandbox.run("rm -r pkg; echo x > new")
+    patch = sandbox.diff()
+    assert patch.files == ("new", "pkg/b.txt", "pkg/c.txt")
+    assert patch.problem == ""
+    sandbox.run("rm -rf /var/tmp/elsewhere")
+    archive.close()
+
+
+def test_what_is_left_out_is_there_and_in_no_patch(sandbox, tmp_path):
+    sandbox.put_tree(tree(tmp_path))
+    sandbox.run("mkdir -p lib/in pkg/gen; echo 1 > lib/in/x; echo 1 > pkg/gen/y; echo 1 > prog")
+    sandbox.leave_out(["lib/in/x", "pkg/gen/y", "prog"])
+    sandbox.mark_base()
+    sandbox.run(
+        "echo 2 > prog; rm pkg/gen/y; echo 2 > lib/in/z; echo 2 > lib/w; echo 2 > pkg/gen/n"
+    )
+    assert not sandbox.diff()
+    sandbox.run("echo 2 > pkg/own; echo 2 > a.txt")
+    assert sandbox.diff().files == ("a.txt", "pkg/own")
+    sandbox.leave_out([])
+
+
+def test_a_file_too_large_for_a_patch_is_named_once_it_changed(one_sandbox):
+    one_sandbox.run("truncate -s 60M big; echo 1 > small; sleep 0.2")
+    one_sandbox.mark_base()
+    one_sandbox.run("echo 2 > small")
+    patch = one_sandbox.diff()
+    assert (patch.files, patch.skipped) == (("small",), ())
+    one_sandbox.run("truncate -s 61M big")
+    assert one_sandbox.diff().skipped == ("big",)
+    one_sandbox.run("rm big")
+    assert one_sandbox.diff().skipped == ("big",)
+
+
+def test_a_tree_is_saved_as_a_tar(one_sandbox, tmp_path):
+    one_sandbox.put_tree(tree(tmp_path))
+    one_sandbox.run("ln -s a.txt l; chmod 755 a.txt")
+    with (tmp_path / "saved.tar").open("wb") as sink:
+        one_sandbox.save_tree(one_sandbox.workdir, sink, limit=1_000_000)
+    archive = TreeArchive.opened(tmp_path / "saved.tar")
+    one_sandbox.run("rm -r *")
+    one_sandbox.put_archive(archive)
+    assert (
+        one_sandbox.run("stat -c %a a.txt; readlink l; cat pkg/b.txt").text == "755\na.txt\ntwo\n"
+    )
+    archive.close()
