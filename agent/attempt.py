@@ -29,8 +29,9 @@ from cache import AnyConfig, EvictingConfig, Sampling, preset
 from cache.methods import make_method
 from environments import Patch, Sandbox, open_sandbox
 from environments.treesave import clock, restore_tree, save_tree
+from environments.workspace import DISK_HOME
 from tasks import Task, Verdict
-from tasks.image import place_tree
+from tasks.image import leave_out_made, place_tree
 from tasks.repo import RepoTask
 
 
@@ -177,14 +178,19 @@ def _place(
     if base is None:
         place_tree(task, box)
     else:
-        restore_tree(box, base, scratch=())
+        restore_tree(box, base, scratch=(DISK_HOME,))
+        leave_out_made(task, box)
         box.mark_base()
     since = clock(box)
     if saved is not None:
         restore_tree(box, saved.tree)
     elif kept and isinstance(task, RepoTask):  # a tree that may be another one tomorrow
-        kept_task = {"instance": asdict(task.instance), "spec": task.spec().model_dump(mode="json")}
-        states.keep_base(save_tree(box, 0, scratch=()), kept_task)
+        kept_task = {
+            "instance": asdict(task.instance),
+            "spec": task.spec().model_dump(mode="json"),
+            "made": list(task.made()),
+        }
+        states.keep_base(save_tree(box, 0, scratch=(DISK_HOME,)), kept_task)
     return since
 
 

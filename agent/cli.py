@@ -84,12 +84,41 @@ def run(
     test_command: Annotated[
         str | None,
         typer.Option(
-            metavar="COMMAND", help="How the tests of --repo are run.", rich_help_panel=_TASK
+            "--test-cmd",
+            "--test-command",
+            metavar="COMMAND",
+            help="How the tests of --repo are run; guessed from its files where it is not given.",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PREFIX",
+            help="A virtual environment or conda prefix of this machine for --repo, read-only.",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
+    setup: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Runs once in the sandbox, with network, before the agent starts; what it makes "
+            "is kept for the same tree and is no part of the patch.",
+            rich_help_panel=_TASK,
         ),
     ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Apply the patch to --repo.", rich_help_panel=_TASK)
     ] = False,
+    branch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The patch as a commit on a new branch of --repo, from HEAD; all else stays.",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
     model: flags.Model = DEFAULT_MODEL,
     dtype: flags.Dtype = "auto",
     device: flags.Device = "auto",
@@ -197,6 +226,8 @@ def run(
         "issue": issue,
         "image": image,
         "test_command": test_command,
+        "env": env,
+        "setup": setup,
         "model": model,
         "dtype": dtype,
         "device": device,
@@ -219,6 +250,7 @@ def run(
         "parallel": parallel,
         "sandbox": sandbox,
         "apply": apply,
+        "branch": branch,
         "snapshot_turns": snapshot_turns,
         "snapshot_seconds": snapshot_seconds,
         "overrides": settings,

@@ -14,9 +14,14 @@ from rich.text import Text
 from agent.exits import ExitReason
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.checks import Checks
     from agent.dialects.base import Call
     from agent.loop import Outcome, Step
     from agent.session import TurnStats
+    from agent.take import Taken
+    from environments import Patch
     from tasks.instance import Verdict
 
 # Control characters, which a model or a command could use to repaint the terminal.
@@ -123,6 +128,60 @@ def show_end(console: Console, outcome: Outcome, verdict: Verdict | None, evicti
     console.print(Text(f"{cost}; {evictions}"), highlight=False)
     if verdict is not None:
         console.print(verdict_line(verdict), highlight=False)
+
+
+def show_checks(console: Console, checks: Checks) -> None:
+    """What ran on the tree as the patch leaves it."""
+    if checks.changed_at is None:
+        return
+    if not checks.ran:
+        console.print(Text("Nothing was run after the last change: look at it yourself.", "yellow"))
+        return
+    console.print(Text(f"run after the last change (step {checks.changed_at}):"), highlight=False)
+    for check in checks.ran:
+        style = {True: "green", False: "red", None: "yellow"}[check.passed]
+        line = Text("  ").append(f"{check.outcome:<13} ", style)
+        line.append(safe(_one_line(check.command, 70)))
+        line.append(f"  (step {check.step}{', the tests' if check.tests else ''})", "dim")
+        console.print(line, highlight=False)
+
+
+def show_left_out(console: Console, patch: Patch) -> None:
+    """What the patch does not have, or has in a place of its own."""
+    if patch.skipped:
+        names = _one_line(", ".join(patch.skipped), 200)
+        console.print(
+            Text(f"not in the patch (unreadable, or above 50 MB): {safe(names)}", "yellow")
+        )
+    if patch.submodules:
+        names = _one_line(", ".join(patch.submodules), 200)
+        console.print(
+            Text(
+                f"changed inside repositories of their own (apply it there): {safe(names)}",
+                "yellow",
+            )
+        )
+    if patch.problem:
+        why = safe(patch.problem.partition("\n")[0])
+        console.print(Text(f"git apply may refuse this patch: {why}", "yellow"))
+
+
+def show_taken(console: Console, taken: Taken, path: Path) -> None:
+    """What became of the patch, and what to do next."""
+    if taken.commit is not None:
+        done = f"commit {taken.commit[:12]} on the new branch {taken.branch} of {path}"
+        console.print(Text(done, "green"), highlight=False)
+    if taken.applied:
+        console.print(Text(f"applied to {path}", "green"), highlight=False)
+    if taken.error:
+        console.print(Text(f"error: {safe(taken.error)}", "red"), highlight=False, soft_wrap=True)
+    for line in taken.next:
+        console.print(Text(line), highlight=False, soft_wrap=True)
+
+
+def _one_line(text: str, width: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def verdict_line(verdict: Verdict) -> Text:

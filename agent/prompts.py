@@ -35,10 +35,13 @@ def render(template: str, **values: Any) -> str:
 
 
 def offered_tools(settings: AgentSettings, instance: Instance) -> dict[str, ToolSettings]:
-    """The tools of the set that the task can use: `test` only where it names a test command."""
+    """The tools of the set that the task can use: `test` only where it names a test command, and
+    `define` only in Python."""
     tools = dict(settings.tools)
     if not instance.test_command:
         tools.pop("test", None)
+    if not instance.python:
+        tools = {name: tool for name, tool in tools.items() if (tool.uses or name) != "define"}
     return tools
 
 
@@ -122,7 +125,7 @@ def system_prompt(
             "observation": turn.observation.strip("\n"),
         }
         for turn in settings.example
-        if turn.call.name in tools
+        if turn.call.name in tools and instance.python
     ]
     return render(
         settings.system,
@@ -131,6 +134,7 @@ def system_prompt(
         example=example,
         workdir=workdir,
         limits=settings.limits,
+        python=instance.python,
     ).strip()
 
 
@@ -142,6 +146,7 @@ def user_prompt(
         "problem": instance.problem.strip(),
         "package": instance.package or "",
         "test_command": instance.test_command or "",
+        "python": instance.python,
         "code": code,
         "workdir": workdir,
         "limits": settings.limits,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,7 @@ class ResumedRepoTask:
             }
         )
         self._spec = SandboxSpec.model_validate(kept["spec"])
+        self._made = tuple(kept.get("made", ()))
 
     def tree(self) -> Path | None:
         """None: it is restored from the state."""
@@ -165,6 +166,10 @@ class ResumedRepoTask:
         """The sandbox of the run; made anew where what it mounts is gone."""
         here = all(Path(path).exists() for path in self._spec.mounts)
         return self._spec if here else self.repo.spec()
+
+    def made(self) -> Sequence[str]:
+        """Files that set-up made in the tree."""
+        return self._made
 
     def grade(self, patch: bytes) -> Verdict | None:
         """None: there are no hidden tests."""

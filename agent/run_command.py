@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,15 @@ from agent.attempt import (
     token_budget,
 )
 from agent.chat import Chat
-from agent.display import TerminalWatcher, show_end, show_patch
+from agent.checks import Checks, checks_of
+from agent.display import (
+    TerminalWatcher,
+    show_checks,
+    show_end,
+    show_left_out,
+    show_patch,
+    show_taken,
+)
 from agent.exits import ExitReason
 from agent.folder_lock import folder_lock
 from agent.interrupts import interruptible
@@ -48,7 +56,9 @@ from agent.resume import (
 from agent.run_options import DEMO_INSTANCE, RunOptions
 from agent.run_state import StateFolder
 from agent.serving import Engine, Serving
+from agent.setup_step import SetUp, set_up
 from agent.shared_prompt import SharedPrompt
+from agent.take import Taken, check_branch, take
 from agent.trajectory import new_run_folder, write_report
 from cache import AnyConfig
 from environments import Choice, choose, open_sandbox
@@ -72,6 +82,7 @@ class Run:
     quiet: bool
     before: Mapping[str, Any] | None = None  # the report so far of a run that is gone on with
     began: float = field(default_factory=time.time)
+    set_up: SetUp | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -125,10 +136,17 @@ def _task(options: RunOptions) -> Iterator[Task]:
 
 def make_task(options: RunOptions) -> Task:
     """The task the options name; the demo's where they name none. Raises TaskError."""
+    check_branch(options)
     if options.repo is not None:
         issue = read_issue(options.issue or "")
-        command = options.test_command
-        return RepoTask(Path(options.repo), issue, test_command=command, image=options.image)
+        return RepoTask(
+            Path(options.repo),
+            issue,
+            test_command=options.test_command,
+            image=options.image,
+            host_prefix=options.env,
+            set_up=options.setup is not None,
+        )
     if options.image is not None:
         issue = read_issue(options.issue or "")
         return ImageTask(options.image, issue, test_command=options.test_command)
@@ -148,6 +166,7 @@ def _made(run: Run) -> tuple[dict[str, Any], int]:
     config = cache_config(options, options.first_seed)
     run.say(f"task {task.instance.instance_id}: {task.instance.problem.splitlines()[0]}")
     run.say(f"sandbox: {run.choice.kind} ({run.choice.reason})")
+    _set_up(run)
     with TerminalProgress(run.console) as progress:
         loaded = load(
             options.model,
@@ -175,6 +194,8 @@ def _made(run: Run) -> tuple[dict[str, Any], int]:
             task, loaded, options, sandbox={"kind": run.choice.kind, "reason": run.choice.reason}
         ),
     }
+    if run.set_up is not None:
+        run.facts["setup"] = asdict(run.set_up)
     if run.before is not None:
         _go_on(run, run.before)
     write_report(run.folder, merged({"state": "running", "seconds": run.seconds}, run.facts))
@@ -208,11 +229,30 @@ def _made(run: Run) -> tuple[dict[str, Any], int]:
     for attempt in attempts:
         if attempt.outcome.reason not in UNFINISHED:
             StateFolder(attempt.folder).remove()
-    _show(run, attempts, report)
-    if options.apply and isinstance(task, RepoTask) and attempts[0].outcome.patch:
-        task.apply(attempts[0].outcome.patch.data)
-        run.say(f"applied to {task.path}")
-    return report, _exit_code(attempts)
+    taken = Taken()
+    if options.attempts == 1:
+        taken = take(task, options, attempts[0].outcome.patch, run.folder, loaded.name)
+        report = merged(report, {"taken": taken.data()})
+        write_report(run.folder, report)
+    _show(run, attempts, report, taken)
+    return report, 1 if taken.error else _exit_code(attempts)
+
+
+def _set_up(run: Run) -> None:
+    """Run the command of --setup, or take what it made before. A resumed run has it in its tree.
+
+    Raises TaskError, SandboxError.
+    """
+    command, task = run.options.setup, run.task
+    if command is None or not isinstance(task, RepoTask | ImageTask):
+        return
+    alone = run.options.attempts == 1 and isinstance(task, RepoTask)
+    if run.before is not None and alone and StateFolder(run.folder).task() is not None:
+        return
+    log = run.folder / "setup.log"
+    status = f"set-up: {command.splitlines()[0]}"
+    with run.console.status(status) if not run.quiet else _nothing():
+        run.set_up = set_up(task, command, run.choice.kind, log=log, say=run.say)
 
 
 def _go_on(run: Run, before: Mapping[str, Any]) -> None:
@@ -339,7 +379,11 @@ def _report(run: Run, attempts: list[Attempt], state: str, error: str) -> dict[s
     ended: dict[str, Any] = {"state": state, "seconds": run.seconds}
     if error:
         ended["error"] = error
-    data = [attempt_data(run.task, attempt) for attempt in attempts]
+    run.facts.get("task", {})["test_command"] = run.task.instance.test_command
+    data = [
+        {**attempt_data(run.task, attempt), "checks": _checks(run, attempt).data()}
+        for attempt in attempts
+    ]
     if run.options.attempts == 1:
         return merged(ended, run.facts, data[0] if data else {})
     for attempt, entry in zip(attempts, data, strict=True):
@@ -349,17 +393,27 @@ def _report(run: Run, attempts: list[Attempt], state: str, error: str) -> dict[s
     return merged(ended, run.facts, {"pass_at_k": label, "attempts": data})
 
 
-def _show(run: Run, attempts: list[Attempt], report: dict[str, Any]) -> None:
+def _checks(run: Run, attempt: Attempt) -> Checks:
+    return checks_of(attempt.folder, run.options.settings(), run.task.instance.test_command)
+
+
+def _show(run: Run, attempts: list[Attempt], report: dict[str, Any], taken: Taken) -> None:
     if run.quiet:
         return
     for number, attempt in enumerate(attempts, 1):
         if len(attempts) > 1:
             run.say(f"\nattempt {number}, seed {attempt.seed}")
         show_patch(run.console, attempt.outcome.patch.data)
+        show_left_out(run.console, attempt.outcome.patch)
+        show_checks(run.console, _checks(run, attempt))
         words = eviction_words(attempt.outcome, evicts=attempt.cache.evicts)
         show_end(run.console, attempt.outcome, attempt.verdict, words)
     if "pass_at_k" in report:
         run.say(report["pass_at_k"]["label"])
+    if isinstance(run.task, RepoTask):
+        for note in run.task.notes:
+            run.say(note)
+        show_taken(run.console, taken, run.task.path)
     run.say(f"kept in {run.folder}{os.sep}: trajectory.jsonl, patch.diff, report.json")
     if any(StateFolder(attempt.folder).begun for attempt in attempts):
         run.say(f"to go on: agent run --resume {run.folder}")

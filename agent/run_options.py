@@ -36,6 +36,8 @@ class RunOptions(BaseModel):
     issue: str | None = None  # text, or a file that holds it
     image: str | None = None  # a Docker image; without `repo` it holds the project itself
     test_command: str | None = None
+    env: str | None = None  # an environment of the host for `repo`
+    setup: str | None = None  # a command that is run once, with network
     model: str = DEFAULT_MODEL
     dtype: str = "auto"
     device: str = "auto"
@@ -59,6 +61,7 @@ class RunOptions(BaseModel):
     parallel: bool = False
     sandbox: str = "auto"
     apply: bool = False
+    branch: str | None = None  # a new branch of `repo` for the patch
     snapshot_turns: int = Field(5, ge=0)  # the cache is saved after so many turns
     snapshot_seconds: float = Field(60.0, ge=0)  # or after so long
     overrides: tuple[str, ...] = ()
@@ -91,6 +94,7 @@ class RunOptions(BaseModel):
             raise ValueError("--apply changes the folder named by --repo; there is none")
         if self.apply and self.attempts > 1:
             raise ValueError("--apply needs one patch; leave --attempts at 1")
+        self._fits_own()
         if self.parallel and self.attempts < 2:
             raise ValueError("--parallel needs several attempts at once; give --attempts K")
         if self.parallel and self.until_resolved:
@@ -113,6 +117,23 @@ class RunOptions(BaseModel):
         if self.quantize is not None:
             read_quantization(self.quantize)
         return self
+
+    def _fits_own(self) -> None:
+        """What only a repository or an image of the user's can have."""
+        if self.env is not None and not self.repo:
+            raise ValueError(
+                "--env is an environment for the folder named by --repo; there is none"
+            )
+        if self.env is not None and self.image:
+            raise ValueError("--env and --image are two environments; give one")
+        if self.setup is not None and not (self.repo or self.image):
+            raise ValueError("--setup prepares --repo or --image; an instance comes prepared")
+        if self.setup is not None and not self.setup.strip():
+            raise ValueError("--setup is empty; give a command, or leave it out")
+        if self.branch is not None and not self.repo:
+            raise ValueError("--branch is made in the folder named by --repo; there is none")
+        if self.branch is not None and self.attempts > 1:
+            raise ValueError("--branch needs one patch; leave --attempts at 1")
 
     @property
     def demo(self) -> bool:

@@ -25,6 +25,7 @@ class Instance:
     test_command: str | None = None  # how the project's present tests are run, from the workspace
     test_paths: tuple[str, ...] = ()  # files and folders that hold tests
     env: Mapping[str, str] = field(default_factory=dict)  # e.g. PYTHONPATH
+    python: bool = True  # whether the project is one of Python's
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,31 @@ import os
 import shutil
 import stat
 import tempfile
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import git
 
-from environments.base import SandboxSpec
+from environments.base import Sandbox, SandboxSpec
+from environments.treearchive import TreeArchive
+from environments.workspace import DISK_HOME
+from tasks.host_env import host_env
 from tasks.instance import Instance, TaskError, Verdict
 from tasks.patches import apply_to_folder
+from tasks.project import (
+    TEST_RUNNER,
+    find_tests,
+    guess_requirements,
+    has_python_tests,
+    is_python,
+    ways_to_test,
+)
 from tasks.python_setup import PythonEnv, default_python_env, environment, sandbox_spec
 
 MAX_BYTES = 4 << 30  # a copy larger than this is more likely a wrong path than a repository
-_TEST_RUNNER = "pytest<9"
 _SKIPPED_FOLDERS = frozenset(
     {".git", ".hg", ".svn", "__pycache__", "node_modules", ".venv", "venv"}
 )
@@ -34,10 +45,28 @@ class RepoError(TaskError):
     """The repository or the issue that was named cannot be used."""
 
 
+@dataclass(frozen=True, slots=True)
+class Furnished:
+    """What a command of the user's made of a tree: an image, or the tree and a home folder."""
+
+    image: str | None = None
+    tree: TreeArchive | None = None
+    home: TreeArchive | None = None
+    programs: tuple[str, ...] = ()  # folders inside that belong on PATH
+    made: tuple[str, ...] = ()  # paths of the files that are new in the tree
+
+    def close(self) -> None:
+        """Free the archives."""
+        for archive in (self.tree, self.home):
+            if archive is not None:
+                archive.close()
+
+
 class RepoTask:
     """A user's folder as a `Task` without hidden tests. A context manager: it holds a copy.
 
-    `test_command` and `requirements` are looked up in the project when they are None.
+    `test_command` and `requirements` are looked up in the project when they are None. A command
+    that was guessed stands in `instance` until `prepare` has looked whether its program is there.
     """
 
     def __init__(
@@ -52,12 +81,17 @@ class RepoTask:
         max_bytes: int = MAX_BYTES,
         python_env: PythonEnv | None = None,
         image: str | None = None,
+        host_prefix: str | None = None,
+        set_up: bool = False,
     ) -> None:
         """`path`: a repository, a folder in one, or any folder. `copy_to`: where the copy goes; it
         must not exist yet and is kept (default: a temporary folder that `close` removes).
         `python_env` makes a folder of requirements (default: `environments.python_env`). `image`: a
         Docker image to work in; it has what the project needs, so no requirements are installed.
-        RepoError if the path is no folder or the problem is empty.
+        `host_prefix`: an environment of the host (see `tasks.host_env`), with the same effect.
+        `set_up`: a command of the user's will get what the project needs, so only a runner of tests
+        is installed.
+        RepoError if the path is no folder or the problem is empty, TaskError for the environment.
         """
         self.path = Path(path).expanduser().resolve()
         if not self.path.is_dir():
@@ -70,25 +104,41 @@ class RepoTask:
         self._max_bytes = max_bytes
         self._python_env = python_env
         self.image = image
-        if image is not None and requirements is None:
+        self.host_env = None if host_prefix is None else host_env(host_prefix)
+        self.notes: list[str] = []  # what the user should know of the start, as sentences
+        self._archive: TreeArchive | None = None
+        self._lock = threading.Lock()
+        self._set_up: Furnished | None = None
+        python = is_python(self.path)
+        if (image is not None or self.host_env or not python) and requirements is None:
             requirements = ()
         tests = find_tests(self.path)
+        self._guesses = [] if test_command else ways_to_test(self.path)
         if requirements is None:
-            requirements = guess_requirements(self.path, with_runner=bool(tests))
+            tested = has_python_tests(self.path)
+            if set_up:
+                requirements = (TEST_RUNNER,) if tested else ()
+            else:
+                requirements = guess_requirements(self.path, with_runner=tested)
         self.requirements = tuple(requirements)
         roots = ["src", "."] if (self.path / "src").is_dir() else ["."]
+        named = self.host_env.variables if self.host_env else {}
+        guess = self._guesses[0].command if self._guesses else None
         self.instance = Instance(
             instance_id=f"repo-{self.path.name}",
             problem=problem.strip(),
             package=self.path.name,
-            test_command=test_command or ("python -m pytest -q" if tests else None),
+            test_command=test_command or guess,
             test_paths=tests,
-            env={**environment(roots), **(env or {})},
+            env={**(environment(roots) if python else {}), **named, **(env or {})},
+            python=python,
         )
 
-    def tree(self) -> Path:
-        """The copy, made when first asked for. RepoError if it is too large or a file is closed
-        to the caller."""
+    def tree(self) -> Path | None:
+        """The copy, made when first asked for; None where an image has it. RepoError if it is too
+        large or a file is closed to the caller."""
+        if self._set_up is not None and self._set_up.image is not None:
+            return None
         if self._copy is None:
             if self._copy_to is None:
                 self._temporary = Path(tempfile.mkdtemp(prefix="repo-"))
@@ -99,13 +149,63 @@ class RepoTask:
             self._copy = target
         return self._copy
 
+    def archive(self) -> TreeArchive | None:
+        """The working tree as it is when this is first asked for, to be put into sandboxes: faster
+        than `tree`, and the same files. None where an image has it. RepoError as there."""
+        if self._set_up is not None:
+            return self._set_up.tree
+        with self._lock:  # attempts side by side ask for the same one
+            if self._archive is None:
+                self._archive = archive_of(self.path, self._max_bytes)
+            return self._archive
+
+    def extras(self) -> Mapping[str, TreeArchive]:
+        """What set-up left in the home folder."""
+        made = self._set_up
+        return {} if made is None or made.home is None else {DISK_HOME: made.home}
+
+    def made(self) -> Sequence[str]:
+        """Paths of the files that set-up made in the tree."""
+        return self._set_up.made if self._set_up is not None else ()
+
+    def furnish(self, made: Furnished) -> None:
+        """Take what set-up left in place of the tree; it is closed with the task."""
+        self._set_up = made
+
     def spec(self) -> SandboxSpec:
         """A sandbox with the requirements on the module path."""
         packages = None
         if self.requirements:
             packages = (self._python_env or default_python_env())(self.requirements)
         spec = sandbox_spec(self.instance.env, packages)
-        return spec if self.image is None else spec.model_copy(update={"image": self.image})
+        if self.host_env is not None:
+            mounts = {**spec.mounts, **self.host_env.mounts}
+            own = f"{self.host_env.prefix}/bin"
+            spec = spec.model_copy(update={"mounts": mounts, "python_path": own})
+        made = self._set_up
+        if made is not None:
+            spec = spec.model_copy(update={"env": {**spec.env, "HOME": DISK_HOME}})
+            if made.programs and self.host_env is None:
+                path = ":".join([*made.programs, *filter(None, [spec.python_path])])
+                spec = spec.model_copy(update={"python_path": path})
+        image = self.image if made is None or made.image is None else made.image
+        return spec if image is None else spec.model_copy(update={"image": image})
+
+    def prepare(self, sandbox: Sandbox) -> None:
+        """Look whether the environment runs inside and, of the guesses, which way to run tests can
+        work there. Raises TaskError."""
+        if self.host_env is not None:
+            self.host_env.check(sandbox)
+        for guess in self._guesses:
+            if sandbox.run(guess.probe).exit_code == 0:
+                self.instance = replace(self.instance, test_command=guess.command)
+                break
+        else:
+            if self._guesses:
+                tried = ", ".join(f"`{guess.command}`" for guess in self._guesses)
+                self.instance = replace(self.instance, test_command=None)
+                self.notes.append(f"no tests are run: nothing in the sandbox can do {tried}")
+        self._guesses = []
 
     def grade(self, patch: bytes) -> Verdict | None:
         """None: there are no hidden tests, the user decides."""
@@ -121,7 +221,13 @@ class RepoTask:
             apply_to_folder(patch, self.path)
 
     def close(self) -> None:
-        """Remove the temporary copy, if there is one."""
+        """Remove the temporary copy and the archive, if there are any."""
+        if self._archive is not None:
+            self._archive.close()
+            self._archive = None
+        if self._set_up is not None:
+            self._set_up.close()
+            self._set_up = None
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = self._copy = None
@@ -155,16 +261,7 @@ def copy_tree(source: Path, target: Path, max_bytes: int = MAX_BYTES) -> None:
 
     Whole or not at all. RepoError if it is larger than `max_bytes` or cannot be read or written.
     """
-    try:
-        names = list(files(source))
-        size = sum((source / name).lstat().st_size for name in names)
-    except OSError as error:  # closed to the caller, or gone since it was listed
-        raise RepoError(f"cannot read {source}: {error}") from error
-    if size > max_bytes:
-        raise RepoError(
-            f"{source} holds {size / 2**20:.0f} MiB in {len(names)} files, more than the limit of "
-            f"{max_bytes / 2**20:.0f} MiB; name a smaller folder, or let .gitignore leave data out"
-        )
+    names = _names_within(source, max_bytes)
     try:
         target.mkdir(parents=True)
     except OSError as error:
@@ -179,26 +276,52 @@ def copy_tree(source: Path, target: Path, max_bytes: int = MAX_BYTES) -> None:
         raise RepoError(f"cannot copy {source}: {error}") from error
 
 
+def archive_of(source: Path, max_bytes: int = MAX_BYTES) -> TreeArchive:
+    """The same files as `copy_tree` copies, in a tar that may still grow. RepoError as there."""
+    return TreeArchive.of(source, _names_within(source, max_bytes))
+
+
+def _names_within(source: Path, max_bytes: int) -> list[str]:
+    """What `files` lists. RepoError if it is larger than `max_bytes`, or cannot be read."""
+    try:
+        found = list(_files(source))
+    except OSError as error:  # closed to the caller, or gone since it was listed
+        raise RepoError(f"cannot read {source}: {error}") from error
+    size = sum(size for _, size in found)
+    if size > max_bytes:
+        raise RepoError(
+            f"{source} holds {size / 2**20:.0f} MiB in {len(found)} files, more than the limit of "
+            f"{max_bytes / 2**20:.0f} MiB; name a smaller folder, or let .gitignore leave data out"
+        )
+    return [name for name, _ in found]
+
+
 def files(folder: Path) -> Iterator[str]:
     """Relative paths of the files and links of a working tree that are there now.
 
     In a repository (worktrees and submodules included, and folders inside one): what is tracked,
     and what is untracked and not ignored. Elsewhere: everything. Never what is below a `.git`.
     """
+    return (name for name, _ in _files(folder))
+
+
+def _files(folder: Path) -> Iterator[tuple[str, int]]:
+    """The same with the size of each."""
     listed = _listed(folder)
     if not listed:  # no repository, or one that ignores this folder of it
         yield from _walked(folder)
         return
+    top = f"{folder}{os.sep}"
     for name in sorted(listed):
-        path = folder / name
         try:
-            mode = path.lstat().st_mode
+            info = os.lstat(top + name)
         except (FileNotFoundError, NotADirectoryError):
             continue  # tracked, but deleted or replaced in the working tree
-        if stat.S_ISDIR(mode):  # a submodule, or a repository that lies in this one
-            yield from (f"{name.rstrip('/')}/{inner}" for inner in files(path))
-        elif stat.S_ISREG(mode) or stat.S_ISLNK(mode):
-            yield name
+        if stat.S_ISDIR(info.st_mode):  # a submodule, or a repository that lies in this one
+            inner = name.rstrip("/")
+            yield from ((f"{inner}/{below}", size) for below, size in _files(folder / name))
+        elif stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
+            yield name, info.st_size
 
 
 def _listed(folder: Path) -> set[str] | None:
@@ -223,55 +346,16 @@ def _listed(folder: Path) -> set[str] | None:
     return {os.fsdecode(name) for name in output.split(b"\0") if name}
 
 
-def _walked(folder: Path) -> Iterator[str]:
+def _walked(folder: Path) -> Iterator[tuple[str, int]]:
+    top = f"{folder}{os.sep}"
     for here, folders, names in os.walk(folder):
-        folders[:] = sorted(folders)
-        links = [name for name in folders if Path(here, name).is_symlink()]
+        folders.sort()
+        links = [name for name in folders if os.path.islink(f"{here}/{name}")]  # noqa: PTH114
         folders[:] = [
             name for name in folders if name not in links and name not in _SKIPPED_FOLDERS
         ]
         for name in sorted([*names, *links]):
-            path = Path(here, name)
-            if name != ".git" and (path.is_symlink() or path.is_file()):
-                yield str(path.relative_to(folder))
-
-
-def find_tests(folder: Path) -> tuple[str, ...]:
-    """Files and folders of a project that hold tests for pytest; empty if none are seen."""
-    found = [name for name in ("tests", "test", "testing") if (folder / name).is_dir()]
-    found += sorted(
-        path.name
-        for path in folder.glob("*.py")
-        if path.stem in ("test", "tests") or path.name.startswith("test_")
-    )
-    if not found:  # tests that lie beside the modules, or in a package
-        inner = (
-            path for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/test_*.py")
-        )
-        found = sorted({str(path.parent.relative_to(folder)) for path in inner})
-    return tuple(found)
-
-
-def guess_requirements(folder: Path, *, with_runner: bool) -> tuple[str, ...]:
-    """What `pyproject.toml` says in plain words: `project.dependencies`, and the extra or group of
-    dependencies named `test` or `tests`. With `with_runner` pytest is among them."""
-    try:
-        data: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
-    except (OSError, ValueError):  # there is none, or it is broken: perhaps that is the issue
-        data = {}
-    project = data.get("project", {})
-    needs = list(_strings(project.get("dependencies")))
-    for table in (project.get("optional-dependencies", {}), data.get("dependency-groups", {})):
-        for name in ("test", "tests"):
-            needs += _strings(table.get(name))
-    own = str(project.get("name", folder.name)).lower()
-    needs = [need for need in needs if not need.lower().replace("_", "-").startswith(f"{own}[")]
-    if with_runner and not any(
-        need.lower().startswith("pytest") and need[6:7] in "<>=~! [;" for need in needs
-    ):
-        needs.append(_TEST_RUNNER)
-    return tuple(dict.fromkeys(needs))
-
-
-def _strings(value: Any) -> Iterable[str]:
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+            path = f"{here}{os.sep}{name}"
+            info = os.lstat(path)
+            if name != ".git" and (stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode)):
+                yield path.removeprefix(top), info.st_size

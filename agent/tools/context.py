@@ -1,8 +1,8 @@
 """The code an issue is about, found by its words and shown up front with line numbers.
 
 Names in the issue that are defined in the tree come first; then what these call; then what shares
-rare words with the issue. Nothing here knows an instance: any Python tree will do, and a tree of
-another language gives an empty text.
+rare words with the issue. Nothing here knows an instance: any Python tree will do, and in a tree of
+another language the paths and names of the issue are looked for.
 """
 
 from __future__ import annotations
@@ -14,44 +14,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agent.tools.definitions import Definition, bindings, definitions, grep_files
+from agent.tools.named_code import named_code
+from agent.tools.names import Names, names_in
 from agent.tools.text import SourceText
 from agent.tools.workspace import Workspace
 from environments.base import SandboxFileError
 
-_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _WORD = re.compile(r"[A-Za-z]{3,}")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|_")
 _NAMED, _USED, _MEMBER, _WORDS = 10.0, 4.0, 3.0, 4.0  # weights of the reasons to show a function
 _FAINT = 0.3  # of the best score; what is below is not shown
 _BINDING = 12  # lines of an assignment outside functions that are shown; a longer one is cut
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Identifiers of an issue: those written as code, and plain words that may be names."""
-
-    code: tuple[str, ...]
-    plain: tuple[str, ...]
-
-
-def names_in(issue: str) -> Names:
-    """Split an issue's identifiers by how they are written.
-
-    Code is what is dotted, called, quoted by backticks, has an underscore or capitals inside.
-    """
-    code: dict[str, None] = {}
-    plain: dict[str, None] = {}
-    for match in _DOTTED.finditer(issue):
-        name = match.group()
-        after = issue[match.end() : match.end() + 1]
-        quoted = issue[match.start() - 1 : match.start()] == "`" or after == "`"
-        inner = name[1:]
-        looks = "." in name or "_" in name or after == "(" or quoted or inner != inner.lower()
-        if looks and not (name.isupper() and after != "(" and "_" not in name and not quoted):
-            code.setdefault(name)
-        elif len(name) > 2:
-            plain.setdefault(name)
-    return Names(tuple(code), tuple(name for name in plain if name not in code))
 
 
 @dataclass(slots=True)
@@ -86,6 +59,8 @@ def issue_code(workspace: Workspace, issue: str, *, max_chars: int) -> IssueCode
         spent += cost
     texts = [_shown(path, file) for path, file in files.items() if file.chosen]
     shown = [(path, item.name) for path, file in files.items() for item in file.chosen]
+    if not texts:
+        return IssueCode(named_code(workspace, issue, names_in(issue), max_chars=max_chars), ())
     return IssueCode("\n\n".join(texts), tuple(shown))
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from tasks.instance import Task
 from tasks.patches import PatchRefused
-from tasks.repo import RepoError, RepoTask, find_tests, guess_requirements, read_issue
+from tasks.project import find_tests, guess_requirements
+from tasks.repo import RepoError, RepoTask, read_issue
 
 ODD = ["with space.py", "ümlaut.txt", 'quote".txt', "new\nline.txt", "-dash", "tab\there"]
 
