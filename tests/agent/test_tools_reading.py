@@ -6,8 +6,9 @@ import pytest
 from toolbox import call
 
 from agent.tools import ToolError, Workspace
-from agent.tools.context import issue_code, names_in
+from agent.tools.context import issue_code
 from agent.tools.definitions import definitions
+from agent.tools.names import names_in
 from agent.tools.run import run
 from agent.tools.run import test as run_tests
 from agent.tools.search import search
@@ -191,9 +192,11 @@ def test_the_size_is_kept(kitchen: Workspace) -> None:
     assert 500 < len(code) < 1_800
 
 
-def test_without_python_there_is_nothing_to_show(workspace: Workspace) -> None:
+def test_without_python_what_the_issue_names_is_shown(workspace: Workspace) -> None:
     workspace.sandbox.write_file("main.go", b"func boil() {}\n")
-    assert issue_code(workspace, "boil() fails", max_chars=5_000).text == ""
+    code = issue_code(workspace, "boil() fails", max_chars=5_000)
+    assert code.text == "main.go (1 lines):\n1|func boil() {}"
+    assert code.shown == ()
     assert issue_code(workspace, "", max_chars=5_000).text == ""
 
 
