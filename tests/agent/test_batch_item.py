@@ -86,7 +86,7 @@ def test_every_field_of_the_options_was_thought_of() -> None:
     no_part = {
         "task", "instance", "repo", "issue", "image", "test_command",  # the instance is the row's
         "attempts", "until_resolved", "parallel",  # runs are one attempt each
-        "apply",
+        "apply", "branch", "env", "setup",  # of a repository of one's own
         "snapshot_turns", "snapshot_seconds",  # how often its state is saved
         "tools_reason",  # how the tool set was found, not which
     }  # fmt: skip

@@ -26,9 +26,9 @@ def image() -> Iterator[str]:
 @pytest.mark.docker
 def test_a_project_in_an_image_is_worked_on_by_name(
     image: str,
-    tiny_model: Path,  # noqa: F811
+    tiny_model: Path,
     tmp_path: Path,
-    scripted: list[list[str]],  # noqa: F811
+    scripted: list[list[str]],
 ) -> None:
     scripted.append([FIX, TEST, SUBMIT])
     status, text = agent(
@@ -51,7 +51,7 @@ def test_a_project_in_an_image_is_worked_on_by_name(
 
 @pytest.mark.docker
 def test_an_image_without_a_project_is_refused(
-    tiny_model: Path,  # noqa: F811
+    tiny_model: Path,
     tmp_path: Path,
 ) -> None:
     from environments.engine import connect
