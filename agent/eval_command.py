@@ -194,7 +194,8 @@ def _greet(batch: _Batch, done: int) -> None:
     batch.say(f"{len(names)} instances of {batch.facts['source']['name']}, {len(items)} runs")
     batch.say(f"model: {options.model}, {batch.facts['options']['dtype']}")
     batch.say(f"tools: {options.tools} ({options.tools_reason or 'as asked for'})")
-    batch.say(f"cache: {options.method}, {options.protocol}, {_size_words(size)}")
+    gib = "" if options.cache_gib is None else f" ({options.cache_gib:g} GiB)"
+    batch.say(f"cache: {options.method}, {options.protocol}, {_size_words(size)}{gib}")
     batch.say(f"sandbox: {batch.facts['sandbox']['kind']} ({batch.facts['sandbox']['reason']})")
     if done:
         batch.say(f"{done} runs are finished already and stay")

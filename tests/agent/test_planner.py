@@ -20,9 +20,11 @@ from agent.load_options import read_quantization, weight_bits
 from agent.model_convert import load_gguf_tokenizer
 from agent.models import config_of, resolve
 from agent.planner import GIB, Room, bytes_per_token, cache_bytes, plan, tokens_in, weights_of
+from agent.run_command import _budget_words
 from agent.run_options import OptionError, RunOptions, parse_options
 from cache import EvictingCache, decode, make_pool, prefill, preset, preset_names
 from cache.config import EvictingConfig, TokenBudget
+from cache.ragged_store import SPARE
 from cache.sampling import Sampling
 
 EVICTING = [name for name in preset_names() if name != "dense" and not name.endswith("-paper")]
@@ -111,6 +113,19 @@ def test_a_budget_in_bytes_holds_throughout(name: str) -> None:
     assert cache_bytes(model.config, torch.float32, more, chunk, reply=40) > size
 
 
+def test_ragged_buffers_that_are_not_given_back_are_counted() -> None:
+    """Layers that keep a little less than the mean hold on to their first buffers."""
+    model, chunk = tiny(), 8
+    budget = TokenBudget(tokens=160).model_dump()
+    config = preset(
+        "pyramidkv", block_size=8, pyramid_beta=1.4, budget=budget, prefill_eviction="chunk",
+        scope="prefill+decode",
+    )  # fmt: skip
+    assert isinstance(config, EvictingConfig)
+    promised = cache_bytes(model.config, torch.float32, config, chunk)
+    assert promised / (1 + SPARE) < max(ran(model, config, chunk)) <= promised
+
+
 def test_bytes_of_an_even_cache_are_exact() -> None:
     model = tiny()
     for name in ("nexus", "h2o", "streaming_llm"):
@@ -140,6 +155,7 @@ def test_cache_gib_becomes_tokens_of_the_model(folder: Path) -> None:
     tokens = token_budget(config)
     assert isinstance(config, EvictingConfig)
     assert tokens is not None
+    assert _budget_words(config, 0.5) == f"a budget of {tokens:,} tokens (0.5 GiB)"
     assert 128 < tokens < 300_000 // bytes_per_token(tiny().config, torch.float32)
     assert max(ran(tiny(), config, 64)) <= 300_000
     # Half the bytes a token, nearly twice the tokens.
