@@ -141,7 +141,7 @@ class Serving:
         self.model, self.rows, self.patience = model, rows, patience
         self.steps = self.fed = 0  # batches so far, and tokens in them
         self._device = input_device(model)
-        self._share = model.device.type == "cuda" if share_pool is None else share_pool
+        self._share = input_device(model).type == "cuda" if share_pool is None else share_pool
         self._width = rows if exact else 0
         self._decoder = BatchDecoder(model, width=self._width)
         self._shared: dict[tuple[type[AnyPool], int, bool], BatchDecoder] = {}
@@ -169,7 +169,7 @@ class Serving:
 
         def shared() -> AnyPool:
             fresh = make_pool(self.model, config, rows=self.rows)
-            kind = (type(fresh), fresh.block_size, fresh.with_sums)
+            kind = (fresh.ragged, fresh.block_size, fresh.with_sums)
             if kind not in self._shared:
                 static = isinstance(fresh, Pool)
                 self._shared[kind] = BatchDecoder(

@@ -309,6 +309,8 @@ def test_run_and_eval_have_the_same_flags_for_what_decides() -> None:
 
     run, batch = options(cli.run), options(evaluate)
     own = {"task", "instance", "repo", "issue", "image", "test_command", "apply", "until_resolved"}
+    own |= {"env", "setup", "branch"}  # a user's own repository
+    own |= {"parallel", "resume", "snapshot_turns", "snapshot_seconds"}  # how runs are made
     assert set(run) - own <= set(batch)
     for name in set(run) - own - {"seed", "attempts", "out"}:
         assert run[name].opts == batch[name].opts
