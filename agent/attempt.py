@@ -190,7 +190,10 @@ def _place(
             "spec": task.spec().model_dump(mode="json"),
             "made": list(task.made()),
         }
-        states.keep_base(save_tree(box, 0, scratch=(DISK_HOME,)), kept_task)
+        if (tree := task.archive()) is not None:
+            states.keep_archives(tree, task.extras().get(DISK_HOME), kept_task)
+        else:
+            states.keep_base(save_tree(box, 0, scratch=(DISK_HOME,)), kept_task)
     return since
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,11 +15,13 @@ from agent.attempt import Attempt
 from agent.exits import ExitReason
 from agent.loop import Outcome
 from agent.run_options import OptionError, RunOptions
-from agent.run_state import StateFolder
+from agent.run_state import NoState, StateFolder
 from agent.session import TurnStats
 from agent.trajectory import PATCH, REPORT
 from cache import AnyConfig
 from environments import Patch, SandboxSpec
+from environments.treearchive import TreeArchive
+from environments.workspace import DISK_HOME
 from tasks import Verdict
 from tasks.instance import Instance
 from tasks.repo import RepoTask
@@ -147,8 +150,13 @@ class ResumedRepoTask:
     Its tree is not read again: the run's state has it.
     """
 
-    def __init__(self, repo: RepoTask, kept: Mapping[str, Any]) -> None:
+    def __init__(self, repo: RepoTask, kept: Mapping[str, Any], states: StateFolder) -> None:
+        """Raises NoState where the tree that was kept cannot be read."""
         self.repo = repo
+        try:
+            self._tree, self._home = states.archives()
+        except (OSError, tarfile.TarError) as error:
+            raise NoState(f"the tree of the run cannot be read: {error}") from error
         self.instance = Instance(
             **{
                 **kept["instance"],
@@ -161,6 +169,20 @@ class ResumedRepoTask:
     def tree(self) -> Path | None:
         """None: it is restored from the state."""
         return None
+
+    def archive(self) -> TreeArchive | None:
+        """The tree, where it came from this machine."""
+        return self._tree
+
+    def extras(self) -> Mapping[str, TreeArchive]:
+        """What set-up had left in the home folder."""
+        return {} if self._home is None else {DISK_HOME: self._home}
+
+    def close(self) -> None:
+        """Free the archives."""
+        for archive in (self._tree, self._home):
+            if archive is not None:
+                archive.close()
 
     def spec(self) -> SandboxSpec:
         """The sandbox of the run; made anew where what it mounts is gone."""

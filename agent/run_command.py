@@ -330,7 +330,7 @@ def _attempt(
     resumed = run.before is not None
     kept = StateFolder(folder).task() if resumed else None
     if kept is not None and isinstance(task, RepoTask):
-        task = ResumedRepoTask(task, kept)
+        task = ResumedRepoTask(task, kept, StateFolder(folder))
     if several:
         run.say(f"\nattempt {number} of {options.attempts}, seed {seed}")
     budget = token_budget(config)
@@ -357,6 +357,8 @@ def _attempt(
         )
     finally:
         terminal.stop()
+        if isinstance(task, ResumedRepoTask):
+            task.close()
     run.facts["sandbox"]["unenforced"] = list(attempt.unenforced)
     if several:
         # Kept at once, ungraded: a crash in a later attempt must not lose this one.

@@ -3,7 +3,9 @@
     state/turn-000012.json          the loop: token log, counters, limits used; names of the others
     state/tree-000012.zip           the sandbox's files (environments.treesave)
     state/cache-000010.safetensors  the cache, now and then; younger turns are replayed from the log
-    state/base.zip                  the tree at the beginning, where nothing else can give it again
+    state/base.tar, home.tar        the tree at the beginning, where nothing else can give it again,
+                                    and the home that set-up made
+    state/base.zip                  the same, where an image had made the tree
 
 A state is written last and whole, after the files that it names, so that whatever ends the process
 leaves the old state or the new one. The last two are kept.
@@ -20,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from agent.trajectory import write_atomic
+from environments.treearchive import TreeArchive
 
 STATE_FOLDER = "state"
 _FORMAT = 1
 _KEPT = 2
+_TREE, _HOME = "base.tar", "home.tar"
 
 
 class NoState(ValueError):
@@ -99,6 +103,27 @@ class StateFolder:
         self.folder.mkdir(exist_ok=True)
         write_atomic(self.folder / "base.zip", tree)
         write_atomic(self.folder / "task.json", json.dumps(task).encode())
+
+    def keep_archives(
+        self, tree: TreeArchive, home: TreeArchive | None, task: Mapping[str, Any]
+    ) -> None:
+        """The same, of a tree that came from this machine. Raises OSError."""
+        self.folder.mkdir(exist_ok=True)
+        for name, archive in ((_TREE, tree), (_HOME, home)):
+            if archive is not None:
+                partial = self.folder / f".{name}.partial"
+                partial.unlink(missing_ok=True)
+                archive.save(partial)
+                partial.replace(self.folder / name)
+        write_atomic(self.folder / "task.json", json.dumps(task).encode())
+
+    def archives(self) -> tuple[TreeArchive | None, TreeArchive | None]:
+        """Tree and home, if they were kept; to be closed. Raises OSError, tarfile.TarError."""
+        tree, home = (
+            TreeArchive.opened(self.folder / name) if (self.folder / name).is_file() else None
+            for name in (_TREE, _HOME)
+        )
+        return tree, home
 
     def task(self) -> dict[str, Any] | None:
         """What `keep_base` was told of the task."""

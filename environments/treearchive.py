@@ -155,6 +155,8 @@ class TreeArchive(Contents):
         self.whole()
         with path.open("xb") as sink:
             shutil.copyfileobj(_Slice(self.file, 0, self._ready), sink, 1 << 20)
+            sink.flush()
+            os.fsync(sink.fileno())
 
     def close(self) -> None:
         """Free the file, once nobody writes to it."""

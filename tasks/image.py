@@ -101,9 +101,10 @@ def place_tree(task: Task, sandbox: Sandbox) -> None:
 
     TaskError if the image was to have it and does not; SandboxError if the sandbox fails.
     """
-    if isinstance(task, HoldsArchive) and isinstance(task, NeedsPreparing):
+    if isinstance(task, HoldsArchive):
         _put_extras(task, sandbox)
-        task.prepare(sandbox)  # it only looks: what is put there afterwards stays as it is
+        if isinstance(task, NeedsPreparing):
+            task.prepare(sandbox)  # it only looks: what is put there afterwards stays as it is
         put_files(task, sandbox)
     else:
         put_files(task, sandbox)

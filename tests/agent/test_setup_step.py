@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from agent.resume import ResumedRepoTask
+from agent.run_state import StateFolder
 from agent.setup_step import set_up
 from environments import Sandbox, open_sandbox
 from environments.bubblewrap import why_unusable
 from environments.engine import connect
+from environments.workspace import DISK_HOME
 from tasks.image import ImageTask, place_tree
 from tasks.instance import TaskError
 from tasks.repo import RepoTask
@@ -176,3 +180,24 @@ def test_of_an_image_the_whole_container_is_kept(project: Path, tmp_path: Path) 
         for name in names:
             client.images.remove(name, force=True)
         client.close()
+
+
+def test_a_run_that_goes_on_begins_with_it_too(one: Steps, project: Path, tmp_path: Path) -> None:
+    states = StateFolder(tmp_path / "a-run")
+    states.folder.mkdir(parents=True)
+    with one(MAKE) as task:
+        spec = task.spec().model_dump(mode="json")
+        kept = {"instance": asdict(task.instance), "spec": spec, "made": list(task.made())}
+        tree = task.archive()
+        assert tree is not None
+        states.keep_archives(tree, task.extras().get(DISK_HOME), kept)
+        write(project, {"in.txt": "another tree by now\n"})
+        found = states.task()
+        assert found is not None
+        resumed = ResumedRepoTask(task, found, states)
+        with open_sandbox(resumed.spec(), one.kind) as box:
+            place_tree(resumed, box)
+            assert box.run("cat in.txt made.txt ~/kept").text == "1\n1\nat home\n"
+            box.run("echo 2 > made.txt; echo 2 > in.txt")
+            assert box.diff().files == ("in.txt",)
+        resumed.close()
