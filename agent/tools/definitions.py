@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from agent.tools.syntax import parse
 from agent.tools.text import SourceText
-from agent.tools.workspace import Workspace
+from agent.tools.workspace import EXCLUDED, Workspace
 from environments.base import SandboxFileError
 
 _NAME = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
@@ -144,7 +144,7 @@ def find_definitions(workspace: Workspace, names: list[str]) -> list[Definition]
 
 def grep_files(workspace: Workspace, pattern: str) -> list[str]:
     """Python files, tests left out, with a line that matches an extended regular expression."""
-    command = ["grep", "-rlIE", "--include=*.py", "--exclude-dir=.git", "-e", pattern, "."]
+    command = ["grep", "-rlIE", "--include=*.py", *EXCLUDED, "-e", pattern, "."]
     result = workspace.run(command, output_cap=200_000)
     paths = [line.removeprefix("./") for line in result.text.splitlines() if line.endswith(".py")]
     return [path for path in sorted(paths) if not workspace.is_test(path)][:_FILES_READ]

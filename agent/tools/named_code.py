@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from agent.tools.names import Names
 from agent.tools.text import SourceText
-from agent.tools.workspace import Workspace
+from agent.tools.workspace import NOT_OWN, Workspace
 from environments.base import SandboxFileError
 
 # Suffixes of source text. Python has a way of its own, and comes here when that finds nothing.
@@ -39,7 +39,7 @@ SUFFIXES = (
     ),
     *("erl", "hs", "ml", "mli", "fs", "clj", "lisp", "el", "scm", "f90", "pas", "asm", "s", "sql"),
 )
-_SKIPPED = (".git", "node_modules", "vendor", "third_party", "dist", "build", "target", ".venv")
+_SKIPPED = (*NOT_OWN, "vendor", "third_party", "dist", "build", "target")
 _PATH = re.compile(r"[\w./+-]*\w\.[A-Za-z]\w{0,5}\b")
 _FILES = 40  # opened at most
 _NAMES = 30

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from agent.tools.base import Observation, required
 from agent.tools.text import clip
-from agent.tools.workspace import Workspace
+from agent.tools.workspace import EXCLUDED, Workspace
 
 _LINE = 160  # characters shown of a line that matches
 
@@ -15,7 +15,7 @@ def search(workspace: Workspace, arguments: Mapping[str, str]) -> Observation:
     """Lines with the text `text` (no pattern) under `path`, as `path:line:text`."""
     text = required(arguments, "text").strip("\n")
     path = workspace.path(arguments.get("path", "") or ".")
-    command = ["grep", "-rnIF", "--exclude-dir=.git", "-e", text, "--", path]
+    command = ["grep", "-rnIF", *EXCLUDED, "-e", text, "--", path]
     result = workspace.run(command)
     if result.exit_code == 1:
         return Observation(f"{text!r} is nowhere in {path}.")

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from agent.tools.text import SourceText
 from environments.base import ExecResult, Sandbox
 
+# Folders of what others wrote, and of what tools made, that a search of the tree leaves out.
+NOT_OWN = (".git", ".venv", "venv", ".tox", "node_modules", "site-packages")
+EXCLUDED = tuple(f"--exclude-dir={folder}" for folder in NOT_OWN)  # for grep
 _READ_LIMIT = 4_000_000  # bytes; a larger file is no source text
 
 

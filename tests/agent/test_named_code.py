@@ -74,6 +74,7 @@ fn rest() {}
 end
 """,
     "node_modules/x/label.js": "function initials() {}\n",
+    "node_modules/x/setup.py": "def initials():\n    pass\n\n\ndef padded():\n    pass\n",
     "test/label_test.js": "initials();\n",
     "docs.txt": "parse_size initials\n",
     "big.min.js": "function initials(){}\n",
