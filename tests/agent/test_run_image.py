@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_cli import agent, only_run, report
+from commands import agent, only_run, report
 
 from tests.environments.project_images import project_image
 

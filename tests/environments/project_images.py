@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -50,8 +51,10 @@ def project_image(
     wrapper: str = WRAPPER,
     owner: str = "0:0",
 ) -> Iterator[str]:
-    """An image of that name, removed at the end."""
+    """An image of that name and a tag of this process, removed at the end."""
     import tarfile
+
+    name = f"{name}-{os.getpid()}"
 
     client = connect()
     try:
