@@ -144,7 +144,7 @@ class Serving:
         self._share = input_device(model).type == "cuda" if share_pool is None else share_pool
         self._width = rows if exact else 0
         self._decoder = BatchDecoder(model, width=self._width)
-        self._shared: dict[tuple[type[AnyPool], int, bool], BatchDecoder] = {}
+        self._shared: dict[tuple[bool, int, bool], BatchDecoder] = {}
         self._change = threading.Condition()
         self._jobs: deque[_Job] = deque()
         self._feeds: list[_Feed] = []
