@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from environments import treescan
 from environments.treearchive import TreeArchive, everything
 
 
@@ -39,6 +43,32 @@ def test_a_file_that_a_tool_wrote_before_the_base_is_read(one_sandbox, tmp_path)
     one_sandbox.mark_base()
     one_sandbox.write_file("a.txt", b"new\n")
     assert b"-ONE\n+new\n" in one_sandbox.diff().data
+
+
+def test_only_its_time_of_change_tells_a_file(one_sandbox):
+    """Size, time and inode are those it had when the base was marked, long after it was written."""
+    one_sandbox.run("echo one > a; cp -p a b; sleep 0.2")
+    one_sandbox.mark_base()
+    one_sandbox.run("touch -r a /tmp/t; printf 'ONE\\n' > a; touch -r /tmp/t a")
+    assert one_sandbox.diff().files == ("a",)
+    one_sandbox.run("printf 'one\\n' > a; ln -f b c; mv c a")
+    assert not one_sandbox.diff()
+
+
+def test_a_file_changed_in_the_tick_of_the_base_is_always_read(tmp_path):
+    """What was written just before could be written again within the same tick."""
+    tree, folder = tmp_path / "tree", tmp_path / "git"
+    tree.mkdir()
+    argv = [sys.executable, treescan.__file__, "base", tree, folder]
+    states = []
+    for seconds in (0.0, 0.2):
+        (tree / "a").write_bytes(b"1")
+        time.sleep(seconds)
+        subprocess.run(argv, input=b"0 0\n", check=True, stdout=subprocess.DEVNULL)
+        states.append((folder / "manifest").read_bytes().split(b" ", 2)[2].split(b"\t")[0])
+    info = (tree / "a").stat()
+    known = f"1 {info.st_mtime_ns} {info.st_ctime_ns} {info.st_ino}".encode()
+    assert states == [b"?", known]
 
 
 def test_a_second_tree_over_the_first(one_sandbox, tmp_path):

@@ -67,6 +67,9 @@ def test_unpacked_it_is_the_tree(
     monkeypatch.setattr(treearchive, "_PART", part)
     top = tree(tmp_path / "tree")
     archive = TreeArchive.of(top, everything(top))
+    sizes = [len(part.read()) - 1024 for part in archive.parts()]
+    assert sum(sizes) == archive.size - 1024
+    assert (len(sizes) > 5) is (part < 4096)
     found = listing(unpacked(archive, tmp_path / "out"))
     expected = listing(top)
     assert found == expected
