@@ -166,45 +166,46 @@ class TreeArchive(Contents):
         super().close()
 
     def _fill(self, top: bytes, names: Iterable[str], *, vanishing: bool) -> None:
-        file, at = self.file, 0
+        at = 0
         seen: dict[tuple[int, int], bytes] = {}  # files with several names: they stay one file
         for text in names:
             name = os.fsencode(text)
-            path = top + b"/" + name
             if b".git" in name and b".git" in name.split(b"/"):
                 self.holds_git = True
             try:
-                info = os.lstat(path)
-                kind = stat.S_IFMT(info.st_mode)
-                if kind == stat.S_IFREG:
-                    if info.st_nlink > 1 and (first := seen.get((info.st_dev, info.st_ino))):
-                        self._digest.update(b"%b\0%b\0" % (first, name))
-                        at += file.write(_head(name, info, tarfile.LNKTYPE, 0, first))
-                        continue
-                    data = _small(path, info)
-                    if info.st_nlink > 1:
-                        seen[info.st_dev, info.st_ino] = name
-                    if data is None:
-                        self._digest.update(b"%d %d\0" % (info.st_size, info.st_mtime_ns) + name)
-                        at += _write_large(file, name, path, info)
-                    else:
-                        size = len(data)
-                        head = _head(name, info, tarfile.REGTYPE, size)
-                        blob = self._holds(name, info.st_mtime, data, at + len(head))
-                        self._digest.update(b"%b%d\0%b\0" % (blob, info.st_mode & 0o100, name))
-                        at += file.write(head + data + bytes(-size % _BLOCK))
-                elif kind == stat.S_IFLNK:
-                    target = os.readlink(path)  # noqa: PTH115 (bytes)
-                    self._digest.update(b"%b\0%b\0" % (target, name))
-                    at += file.write(_head(name, info, tarfile.SYMTYPE, 0, target))
-                elif kind == stat.S_IFDIR:
-                    at += file.write(_head(name + b"/", info, tarfile.DIRTYPE, 0))
+                at += self._add(name, top + b"/" + name, at, seen)
             except FileNotFoundError:
                 if not vanishing:
                     raise
             if at - self._ready >= _PART:
                 self._tell(at)
         self._tell(at)
+
+    def _add(self, name: bytes, path: bytes, at: int, seen: dict[tuple[int, int], bytes]) -> int:
+        """Write one entry at `at`; returns its bytes."""
+        info = os.lstat(path)
+        kind, write = stat.S_IFMT(info.st_mode), self.file.write
+        if kind == stat.S_IFLNK:
+            target = os.readlink(path)  # noqa: PTH115 (bytes)
+            self._digest.update(b"%b\0%b\0" % (target, name))
+            return write(_head(name, info, tarfile.SYMTYPE, 0, target))
+        if kind == stat.S_IFDIR:
+            return write(_head(name + b"/", info, tarfile.DIRTYPE, 0))
+        if kind != stat.S_IFREG:
+            return 0
+        if info.st_nlink > 1:
+            first = seen.setdefault((info.st_dev, info.st_ino), name)
+            if first != name:
+                self._digest.update(b"%b\0%b\0" % (first, name))
+                return write(_head(name, info, tarfile.LNKTYPE, 0, first))
+        data = _small(path, info)
+        if data is None:
+            self._digest.update(b"%d %d\0" % (info.st_size, info.st_mtime_ns) + name)
+            return _write_large(self.file, name, path, info)
+        head = _head(name, info, tarfile.REGTYPE, len(data))
+        blob = self._holds(name, info.st_mtime, data, at + len(head))
+        self._digest.update(b"%b%d\0%b\0" % (blob, info.st_mode & 0o100, name))
+        return write(head + data + bytes(-len(data) % _BLOCK))
 
     def _holds(self, name: bytes, mtime: float, data: bytes, offset: int) -> bytes:
         """Note where a content stands. Returns its id."""
@@ -236,7 +237,9 @@ class _Slice(io.RawIOBase):
         left = self._size - self._at
         size = left if size < 0 else min(size, left)
         own = max(0, min(size, self._end - self._start - self._at))
-        data = os.pread(self._fd, own, self._start + self._at) if own else bytes(size)
+        data = os.pread(self._fd, own, self._start + self._at)
+        if len(data) == own:
+            data += bytes(size - own)
         self._at += len(data)
         return data
 
