@@ -30,6 +30,7 @@ from environments.workspace import HOME, check_spec, sandbox_env
 BIN = "/opt/bin"  # inside: the names `python` and `python3`
 PATH = f"{BIN}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 PROBE_SECONDS = 5.0
+REAP_SECONDS = 1.0  # how long a start waits for what an earlier client left to be removed
 END_SECONDS = 5.0  # how long the kernel may take to end a killed tree
 ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl/certs", "ssl/openssl.cnf")
 NETWORK_ETC = ("resolv.conf",)
@@ -251,7 +252,7 @@ def reap() -> int:
     removed = 0
     for folder in cache_dir("sandboxes").iterdir():
         if is_orphaned(folder.name):
-            _discard(folder)
+            _discard(folder, REAP_SECONDS)
             removed += 1
     reap_groups()
     return removed
@@ -275,8 +276,23 @@ def _private_folder(name: str) -> Path:
     return folder
 
 
-def _discard(folder: Path) -> None:
-    """Remove a folder in which a command may have taken permissions away; never raises."""
+def _discard(folder: Path, patience: float = END_SECONDS) -> None:
+    """Remove a folder in which a command may have taken permissions away; never raises.
+
+    What takes longer than `patience` (a tree of very many files) goes on by itself.
+    """
+    with contextlib.suppress(OSError):
+        remover = subprocess.Popen(
+            ["rm", "-rf", "--", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            remover.wait(patience)
+        except subprocess.TimeoutExpired:
+            return
 
     def allow(action: object, path: str, error: object) -> None:
         # By descriptor and without following: a link here was made by whoever wrote the tree.
