@@ -144,6 +144,10 @@ def show_checks(console: Console, checks: Checks) -> None:
         line.append(safe(_one_line(check.command, 70)))
         line.append(f"  (step {check.step}{', the tests' if check.tests else ''})", "dim")
         console.print(line, highlight=False)
+    tests = [check.passed for check in checks.ran if check.tests]
+    if tests and tests[-1] is False:
+        said = "The project's tests fail with this patch (whether they did before is not known)."
+        console.print(Text(said, "bold red"), highlight=False)
 
 
 def show_left_out(console: Console, patch: Patch) -> None:

@@ -107,6 +107,8 @@ def test_what_the_user_sees_of_it() -> None:
         f"  passed        {TESTS}  (step 4, the tests)",
         "  exit code 2   python [2Jit.py more  (step 5)",
     ]
+    failed = Checks(4, (*ran, Check(6, TESTS, False, "failed", tests=True)))
+    assert shown((show_checks, failed)).splitlines()[-1].startswith("The project's tests fail")
     assert "Nothing was run after the last change" in shown((show_checks, Checks(2, ())))
     assert shown((show_checks, Checks(None, ()))) == ""
     patch = Patch(b"x", ("a",), skipped=("big",), submodules=("sub",), problem="odd\nmore")
