@@ -30,6 +30,7 @@ from environments.workspace import HOME, check_spec, sandbox_env
 BIN = "/opt/bin"  # inside: the names `python` and `python3`
 PATH = f"{BIN}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 PROBE_SECONDS = 5.0
+GONE_SECONDS = 10.0  # how long the removal of a closed sandbox's files is waited for
 REAP_SECONDS = 1.0  # how long a start waits for what an earlier client left to be removed
 END_SECONDS = 5.0  # how long the kernel may take to end a killed tree
 ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl/certs", "ssl/openssl.cnf")
@@ -276,7 +277,7 @@ def _private_folder(name: str) -> Path:
     return folder
 
 
-def _discard(folder: Path, patience: float = END_SECONDS) -> None:
+def _discard(folder: Path, patience: float = GONE_SECONDS) -> None:
     """Remove a folder in which a command may have taken permissions away; never raises.
 
     What takes longer than `patience` (a tree of very many files) goes on by itself.
