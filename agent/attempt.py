@@ -174,7 +174,7 @@ def _place(
     task: Task, box: Sandbox, states: StateFolder, *, kept: bool, saved: SavedState | None
 ) -> int:
     """Bring the tree into the sandbox. Returns when it was there and nothing else was."""
-    base = states.base() if saved is not None else None
+    base = states.base()  # of a run that is gone on with, even before its first turn
     if base is None:
         place_tree(task, box)
     else:

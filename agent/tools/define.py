@@ -199,11 +199,13 @@ class _Change:
         name = f"{new.owner}.{new.name}" if new.owner else new.name
         where = f" in {self._path}" if self._path else ""
         known = ", ".join(name for _, name in self._workspace.shown[:12])
-        more = f" The code above has: {known}." if known else ""
-        raise ToolError(
-            f"Nothing was changed: there is no function {name}{where}.{more} "
-            "Write one of these, under its own name."
+        more = (
+            f"The code above has: {known}. Write one of these, under its own name."
+            if known
+            else "Write one that is there, under its own name. None is found in a file that cannot "
+            "be parsed: change its lines by their numbers."
         )
+        raise ToolError(f"Nothing was changed: there is no function {name}{where}. {more}")
 
     def _source(self, path: str) -> SourceText:
         """A file as it is so far."""

@@ -66,6 +66,20 @@ def test_it_goes_on_after_the_last_finished_step(
     assert "is finished (exit: submitted)" in " ".join(text.split())
 
 
+def test_a_run_without_any_saved_turn_begins_again_on_the_tree_it_had(
+    interrupted: tuple[Path, Path], repo: Path, scripted: list[list[object]]
+) -> None:
+    _, folder = interrupted
+    for path in (folder / "state").glob("turn-*.json"):
+        path.unlink()
+    (repo / "calc.py").write_text("the user worked on\n")
+    scripted.append([FIX, SUBMIT])
+    status, text = agent("run", "--resume", folder)
+    assert status == 0, text
+    assert kinds(folder) == ["start", "step", "step", "end"]
+    assert "-    return x + x + 1\n+    return x + x\n" in (folder / "patch.diff").read_text()
+
+
 def test_another_model_or_tool_set_is_refused(
     interrupted: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -213,6 +213,12 @@ def test_a_new_helper_goes_above_what_calls_it(box: Workspace) -> None:
     ).replace(b'    """\n    return x\n', b'    """\n    return helper(x)\n')
 
 
+def test_a_file_that_cannot_be_parsed_is_said_to_be_one(workspace: Workspace) -> None:
+    workspace.sandbox.write_file("old.py", b"def f():\n    print 'x'\n")
+    with pytest.raises(ToolError, match="cannot be parsed: change its lines"):
+        written(workspace, "def f():\n    return 1", "old.py")
+
+
 def test_examples_of_use_are_left_out(box: Workspace) -> None:
     written(box, "def plain(x):\n    return 5\n\nresult = plain(1)\nprint(result)")
     assert content(box) == MODULE.replace(b"    return x\n", b"    return 5\n")
