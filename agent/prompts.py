@@ -118,14 +118,16 @@ def system_prompt(
 ) -> str:
     """The system message: role, tools, syntax, worked example."""
     tools = offered_tools(settings, instance)
+    turns = [turn for turn in settings.example if turn.call.name in tools]
+    if not instance.python and len(turns) < len(settings.example):
+        turns = []  # without its `define` an example shows nothing
     example = [
         {
             "thought": turn.thought.strip(),
             "call": dialect.render(Call(turn.call.name, turn.call.arguments)),
             "observation": turn.observation.strip("\n"),
         }
-        for turn in settings.example
-        if turn.call.name in tools and instance.python
+        for turn in turns
     ]
     return render(
         settings.system,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,19 @@ def test_every_tool_set_can_be_used(name: str) -> None:
         assert dialect.parse(written).call is not None
     issue, _ = user_prompt(settings, ISSUE, code="", workdir="/workspace")
     assert "{{ text }} with {% braces %}" in issue
+
+
+@pytest.mark.parametrize("name", tool_sets())
+def test_every_tool_set_can_be_used_in_another_language(name: str) -> None:
+    settings, other = load_settings(name), replace(ISSUE, python=False)
+    dialect = make_dialect(settings, other)
+    text = system_prompt(settings, other, dialect, workdir="/workspace")
+    if name == "compact":  # whose example has a tool that is for Python only
+        assert "```edit shelf/labels.js 28 28" in text
+    else:
+        for turn in settings.example:
+            assert dialect.render(Call(turn.call.name, turn.call.arguments)) in text
+    assert "```python" not in text
 
 
 @pytest.mark.parametrize("name", tool_sets())
