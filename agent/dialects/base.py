@@ -7,10 +7,13 @@ right form, ready to be sent back to the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+_BLANKS = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,10 @@ class ToolForm:
     @property
     def parameters(self) -> tuple[str, ...]:
         return self.required + self.optional
+
+    def missing(self, given: Container[str]) -> list[str]:
+        """The parameters that a call needs and that are not given."""
+        return [key for key in self.required if key not in given]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +104,55 @@ class Dialect(Protocol):
     def render(self, call: Call) -> str:
         """Write a call so that `parse` gives it back; `ValueError` if the syntax cannot hold it."""
         ...
+
+
+# What dialects have in common. A fault is its kind and what is wrong, in a sentence.
+
+Fault = tuple[FormatErrorKind, str]
+
+
+def by_name(forms: Sequence[ToolForm]) -> dict[str, ToolForm]:
+    """The forms by the names of their tools. Raises ValueError where two share one."""
+    found = {form.name: form for form in forms}
+    if len(found) != len(forms):
+        raise ValueError(f"two tools share a name: {[form.name for form in forms]}")
+    return found
+
+
+def tool_fault(name: str, forms: Mapping[str, ToolForm]) -> Fault | None:
+    """What is wrong with a call of this name. Where there are no forms, every name will do."""
+    if name in forms or not forms:
+        return None
+    known = ", ".join(forms)
+    problem = f"There is no function {name!r}. The functions are: {known}."
+    return FormatErrorKind.UNKNOWN_TOOL, problem
+
+
+def parameter_fault(form: ToolForm, named: Iterable[str], given: Container[str]) -> Fault | None:
+    """What is wrong with a call's parameters: those it names, and those of them with a value."""
+    unknown = [key for key in named if key not in form.parameters]
+    if unknown:
+        takes = ", ".join(form.parameters) or "no parameters"
+        problem = f"{form.name} has no parameter {', '.join(unknown)}. It takes: {takes}."
+        return FormatErrorKind.UNKNOWN_PARAMETER, problem
+    missing = form.missing(given)
+    if missing:
+        problem = f"{form.name} needs the parameter {', '.join(missing)}."
+        return FormatErrorKind.MISSING_PARAMETER, problem
+    return None
+
+
+def with_form(
+    kind: FormatErrorKind, problem: str, form: ToolForm | None, shown: str
+) -> FormatError:
+    """The error that shows the form of a call: that of the tool that was meant, if it is known."""
+    message = f"{problem}\nWrite exactly one call, in this form:\n{shown}"
+    if form and form.optional:
+        message += f"\n{form.name} may also take: {', '.join(form.optional)}."
+    return FormatError(kind, message)
+
+
+def skip_blanks(text: str, position: int) -> int:
+    """Where the text goes on after blanks."""
+    match = _BLANKS.match(text, position)
+    return match.end() if match else position

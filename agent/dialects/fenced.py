@@ -31,7 +31,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.dialects.base import Call, FormatError, FormatErrorKind, ParsedTurn, ToolForm
+from agent.dialects.base import (
+    Call,
+    FormatError,
+    FormatErrorKind,
+    ParsedTurn,
+    ToolForm,
+    by_name,
+)
 
 BODIES = ("text", "command")  # parameters that are written as the block's lines
 
@@ -68,7 +75,7 @@ class FencedCalls:
         only: bool = False,
         opens_in_thought: bool = False,
     ) -> None:
-        self._forms = {form.name: form for form in forms}
+        self._forms = by_name(forms)
         self._tag = {form.name: form.name for form in forms}
         self._by_tag = dict(self._forms)
         for tool, words in (tags or {}).items():
@@ -77,8 +84,6 @@ class FencedCalls:
                     raise ValueError(f"two tools share the tag {word!r}")
             if words:
                 self._tag[tool] = words[0]
-        if len(self._forms) != len(forms):
-            raise ValueError(f"two tools share a name: {[form.name for form in forms]}")
         for form in forms:
             bodies = [name for name in form.parameters if name in BODIES]
             if len(bodies) > 1:
@@ -218,8 +223,7 @@ class FencedCalls:
         elif body is None and block.body.strip():
             problem = f"{form.name} takes no lines in its block."
             return self._error(kind.UNKNOWN_PARAMETER, problem, form.name)
-        missing = [key for key in form.required if key not in arguments]
-        if missing:
+        if missing := form.missing(arguments):
             problem = f"{form.name} needs {', '.join(missing)}."
             return self._error(kind.MISSING_PARAMETER, problem, form.name)
         return Call(form.name, arguments, raw)

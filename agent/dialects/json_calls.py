@@ -23,11 +23,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent.dialects.base import Call, FormatError, FormatErrorKind, ParsedTurn, ToolForm
+from agent.dialects.base import (
+    Call,
+    FormatError,
+    FormatErrorKind,
+    ParsedTurn,
+    ToolForm,
+    by_name,
+    parameter_fault,
+    skip_blanks,
+    tool_fault,
+    with_form,
+)
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TOP = re.compile(r"(?P<open><tool_call>)|(?P<think><think>)|(?P<unthink></think>)")
-_BLANKS = re.compile(r"\s*")
 
 
 class _Repeated(ValueError):
@@ -69,9 +79,7 @@ class JsonCalls:
         only: bool = False,
         opens_in_thought: bool = False,
     ) -> None:
-        self._forms = {form.name: form for form in forms}
-        if len(self._forms) != len(forms):
-            raise ValueError(f"two tools share a name: {[form.name for form in forms]}")
+        self._forms = by_name(forms)
         self._only = only
         self._opens_in_thought = opens_in_thought
 
@@ -176,42 +184,29 @@ class JsonCalls:
             problem = 'A call is a JSON object with a text as "name".'
             return self._error(kind.MALFORMED, problem)
         name, given = data["name"], data.get("arguments", {})
-        form = self._forms.get(name)
-        if form is None and self._forms:
-            known = ", ".join(self._forms)
-            problem = f"There is no function {name!r}. The functions are: {known}."
-            return self._error(kind.UNKNOWN_TOOL, problem)
+        if (fault := tool_fault(name, self._forms)) is not None:
+            return self._error(*fault)
         extra = [key for key in data if key not in ("name", "arguments")]
         if extra or not isinstance(given, dict):
             problem = f'A call of {name} has "name" and "arguments", which is an object; no others.'
             return self._error(kind.MALFORMED, problem, name)
         arguments = {key: _text(value) for key, value in given.items() if value is not None}
-        if form is not None:
-            unknown = [key for key in given if key not in form.parameters]
-            if unknown:
-                takes = ", ".join(form.parameters) or "no parameters"
-                problem = f"{name} has no parameter {', '.join(unknown)}. It takes: {takes}."
-                return self._error(kind.UNKNOWN_PARAMETER, problem, name)
-            missing = [key for key in form.required if key not in arguments]
-            if missing:
-                problem = f"{name} needs the parameter {', '.join(missing)}."
-                return self._error(kind.MISSING_PARAMETER, problem, name)
+        form = self._forms.get(name)
+        if form is not None and (fault := parameter_fault(form, given, arguments)) is not None:
+            return self._error(*fault, name)
         return Call(name, arguments, raw)
 
     def _error(self, kind: FormatErrorKind, problem: str, tool: str | None = None) -> FormatError:
         form = self._forms.get(tool or "")
         name, keys = (form.name, form.required) if form else ("NAME", ("KEY",))
         shown = json.dumps({"name": name, "arguments": dict.fromkeys(keys, "VALUE")})
-        message = f"{problem}\nWrite exactly one call, in this form:\n{_OPEN}\n{shown}\n{_CLOSE}"
-        if form and form.optional:
-            message += f"\n{name} may also take: {', '.join(form.optional)}."
-        return FormatError(kind, message)
+        return with_form(kind, problem, form, f"{_OPEN}\n{shown}\n{_CLOSE}")
 
 
 def _read_call(text: str, opening: re.Match[str]) -> _Found:
     """Read the call behind a `<tool_call>`."""
     start = opening.start()
-    at = _skip_blanks(text, opening.end())
+    at = skip_blanks(text, opening.end())
     closed = text.find(_CLOSE, at) >= 0
     if text.startswith(_CLOSE, at):
         return _Found(start, None, fault="there is nothing between the tags", closed=True)
@@ -226,7 +221,7 @@ def _read_call(text: str, opening: re.Match[str]) -> _Found:
         data = error
     except (ValueError, RecursionError) as error:  # a number that is none, or too deep
         return _Found(start, None, fault=str(error), closed=closed)
-    end = _skip_blanks(text, end)
+    end = skip_blanks(text, end)
     if not text.startswith(_CLOSE, end):
         fault = f"{text[end : end + 20]!r} follows its object"
         return _Found(start, None, fault=fault, closed=closed)
@@ -250,8 +245,3 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_no_number)
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _skip_blanks(text: str, position: int) -> int:
-    match = _BLANKS.match(text, position)
-    return match.end() if match else position

@@ -25,7 +25,18 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agent.dialects.base import Call, FormatError, FormatErrorKind, ParsedTurn, ToolForm
+from agent.dialects.base import (
+    Call,
+    FormatError,
+    FormatErrorKind,
+    ParsedTurn,
+    ToolForm,
+    by_name,
+    parameter_fault,
+    skip_blanks,
+    tool_fault,
+    with_form,
+)
 
 _NAME = r"[A-Za-z_][\w.-]*"
 _CLOSE = "</function>"
@@ -41,7 +52,6 @@ _IN_VALUE = re.compile(
     rf"|(?P<end></parameter>(?=\s*(?:<parameter={_NAME}>|</function>|\Z)))"
     r"|(?P<bad></parameter>\s*<parameter\b)"
 )
-_BLANKS = re.compile(r"\s*")
 _FENCE_BEFORE = re.compile(r"(?:^|\n)[ \t]*```[\w+-]*[ \t]*\n?\s*\Z")
 _FENCE_AFTER = re.compile(r"\A\s*```[ \t]*(?=\n|\Z)")
 
@@ -93,9 +103,7 @@ class XmlCalls:
         only: bool = False,
         opens_in_thought: bool = False,
     ) -> None:
-        self._forms = {form.name: form for form in forms}
-        if len(self._forms) != len(forms):
-            raise ValueError(f"two tools share a name: {[form.name for form in forms]}")
+        self._forms = by_name(forms)
         for form in forms:
             keys = form.parameters
             wrong = [name for name in (form.name, *keys) if not re.fullmatch(_NAME, name)]
@@ -220,10 +228,8 @@ class XmlCalls:
         if self._only and scan.several:
             problem = "The reply holds more than one call, so none of them was run."
             return self._error(kind.AMBIGUOUS, problem)
-        if form is None and self._forms:
-            known = ", ".join(self._forms)
-            problem = f"There is no function {found.name!r}. The functions are: {known}."
-            return self._error(kind.UNKNOWN_TOOL, problem)
+        if (fault := tool_fault(found.name, self._forms)) is not None:
+            return self._error(*fault)
         keys = [value.key for value in found.values]
         for value in found.values:
             lost = [
@@ -245,17 +251,8 @@ class XmlCalls:
         if repeated:
             problem = f"{found.name} was given {', '.join(repeated)} more than once."
             return self._error(kind.DUPLICATE_PARAMETER, problem, found.name)
-        if form is None:
-            return None
-        unknown = [key for key in keys if key not in form.parameters]
-        if unknown:
-            takes = ", ".join(form.parameters) or "no parameters"
-            problem = f"{found.name} has no parameter {', '.join(unknown)}. It takes: {takes}."
-            return self._error(kind.UNKNOWN_PARAMETER, problem, found.name)
-        missing = [key for key in form.required if key not in keys]
-        if missing:
-            problem = f"{found.name} needs the parameter {', '.join(missing)}."
-            return self._error(kind.MISSING_PARAMETER, problem, found.name)
+        if form is not None and (fault := parameter_fault(form, keys, keys)) is not None:
+            return self._error(*fault, found.name)
         return None
 
     def _error(self, kind: FormatErrorKind, problem: str, tool: str | None = None) -> FormatError:
@@ -263,10 +260,7 @@ class XmlCalls:
         name, keys = (form.name, form.required) if form else ("NAME", ("KEY",))
         lines = [f"<parameter={key}>VALUE</parameter>" for key in keys]
         shown = "\n".join([f"<function={name}>", *lines, _CLOSE])
-        message = f"{problem}\nWrite exactly one call, in this form:\n{shown}"
-        if form and form.optional:
-            message += f"\n{name} may also take: {', '.join(form.optional)}."
-        return FormatError(kind, message)
+        return with_form(kind, problem, form, shown)
 
 
 def _read_call(text: str, start: int) -> _Found:
@@ -277,7 +271,7 @@ def _read_call(text: str, start: int) -> _Found:
     values: list[_Value] = []
     position = header.end()
     while True:
-        position = _skip_blanks(text, position)
+        position = skip_blanks(text, position)
         if text.startswith(_CLOSE, position):
             return _Found(header[1], start, position + len(_CLOSE), tuple(values))
         param = _PARAM.match(text, position)
@@ -310,11 +304,6 @@ def _read_value(text: str, param: re.Match[str]) -> tuple[_Value, int | None]:
             body = text[param.end() : match.start()].removeprefix("\n").removesuffix("\n")
             return _Value(param[1], body, tuple(inner), bad), match.end()
     return _Value(param[1], "", tuple(inner), bad), None
-
-
-def _skip_blanks(text: str, position: int) -> int:
-    match = _BLANKS.match(text, position)
-    return match.end() if match else position
 
 
 def _outside(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[str]:

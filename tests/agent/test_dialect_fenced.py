@@ -167,7 +167,9 @@ def test_reading_undoes_writing(path: str, start: int, end: int, body: str) -> N
         # What a block cannot hold is refused when written: here only a fence left open inside.
         assert "```" in body or "\n" in path or path.strip() != path or not path.strip()
         return
-    assert dict(DIALECT.parse("Thought.\n" + text).call.arguments) == dict(call.arguments)  # type: ignore[union-attr]
+    read = DIALECT.parse("Thought.\n" + text).call
+    assert read is not None
+    assert dict(read.arguments) == dict(call.arguments)
 
 
 PARTS = st.sampled_from(["```", "edit ", "a.py", "\n", "x", "<think>", "</think>", "'"])
