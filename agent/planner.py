@@ -12,23 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from agent.bench.shapes import SHAPES, shape_config
-from agent.load_options import method_name, read_quantization, weight_bits
-from agent.model_convert import quiet
+from agent.load_options import method_name, read_quantization
 from agent.model_errors import UnknownModel
-from agent.models import (
-    DTYPES,
-    INT8,
-    choose_device,
-    choose_precision,
-    config_of,
-    resolve,
-)
+from agent.models import DTYPES, INT8, choose_device, choose_precision, config_of, resolve
 from agent.quantizers import quantization_of
 from agent.run_options import OptionError, RunOptions
+from agent.weight_sizes import Weights, int8_weights, weights_of
 from cache import EvictingConfig, Pool, RaggedPool, preset
 from cache.config import TokenBudget
 from cache.placement import Place
@@ -117,25 +109,23 @@ def tokens_in(
 def budget_tokens(options: RunOptions, seed: int = 0) -> int:
     """What `cache_gib` of a run comes to, in tokens. Raises OptionError, and ModelError where the
     model's config cannot be had."""
-    assert options.cache_gib is not None
-    name, config, _ = _found(options.model)
-    quantised = bool(options.quantize or quantization_of(config))
-    where = choose_device(options.device)
-    precision = choose_precision(
-        options.dtype, where, plain=quantised or options.device_map is not None
-    )
-    dtype = _dtype(precision)
+    model = _Found.of(options)
     eviction = preset(options.method, **options.cache_data(seed))
     assert isinstance(eviction, EvictingConfig)
+    return _budget_tokens(options, model, eviction)
+
+
+def _budget_tokens(options: RunOptions, model: _Found, eviction: EvictingConfig) -> int:
+    assert options.cache_gib is not None
     chunk, reply = options.chunk, options.settings().limits.new_tokens
     size = int(options.cache_gib * GIB)
-    tokens = tokens_in(size, config, dtype, eviction, chunk, reply=reply)
+    tokens = tokens_in(size, model.config, model.dtype, eviction, chunk, reply=reply)
     least = _least(eviction)
     if tokens < least:
         need = eviction.model_copy(update={"budget": TokenBudget(tokens=least)})
-        gib = cache_bytes(config, dtype, need, chunk, reply=reply) / GIB
+        gib = cache_bytes(model.config, model.dtype, need, chunk, reply=reply) / GIB
         raise OptionError(
-            f"--cache-gib {options.cache_gib:g} holds {tokens} tokens of {name}, fewer than "
+            f"--cache-gib {options.cache_gib:g} holds {tokens} tokens of {model.name}, fewer than "
             f"the {least} that must stay (sinks, recent window); give at least {gib + 5e-4:.3f}"
         )
     return tokens
@@ -146,58 +136,6 @@ def _least(eviction: EvictingConfig) -> int:
     block = eviction.block_size
     recent = (eviction.recent_tokens + 2 * block - 2) // block
     return (eviction.sinks + recent + 1) * block
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """A model's weights in memory, and how they were counted."""
-
-    parameters: int
-    size: int
-    exact: bool  # otherwise worked out from the bits that a quantization_config names
-
-
-def weights_of(
-    config: PreTrainedConfig, dtype: torch.dtype, quantization: Mapping[str, Any] | None = None
-) -> Weights:
-    """Weights of a model with this config, where `quantization` says how its linear layers but the
-    last are held."""
-    with quiet(), _META:
-        # A copy without it: made on the meta device, no quantiser is needed.
-        plain = type(config).from_dict({**config.to_dict(), "quantization_config": None})
-        model = AutoModelForCausalLM.from_config(plain, dtype=dtype)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    size = sum(parameter.nbytes for parameter in model.parameters())
-    size += sum(buffer.nbytes for buffer in model.buffers())
-    if quantization is None:
-        return Weights(parameters, size, exact=True)
-    bits = weight_bits(quantization)
-    if bits is None:
-        return Weights(parameters, size, exact=False)
-    group = quantization.get("group_size", 64)
-    scales = 16 / group if bits < 8 and isinstance(group, int) and group > 0 else 0
-    if quantization.get("bnb_4bit_use_double_quant"):
-        scales = 8 / 64  # the scales are quantised too
-    last = model.get_output_embeddings()
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and module is not last:
-            size -= int(module.weight.nbytes - module.weight.numel() * (bits + scales) / 8)
-    return Weights(parameters, size, exact=False)
-
-
-def int8_weights(config: PreTrainedConfig) -> Weights:
-    """Weights with the 8-bit linear layers of agent.int8_linear, the last one among them."""
-    with quiet(), _META:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    tied = bool(config.get_text_config().tie_word_embeddings)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    size = sum(parameter.nbytes for parameter in model.parameters())
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            own = module.weight.numel() + 4 * module.out_features
-            shared = tied and module is model.get_output_embeddings()
-            size += own if shared else own - module.weight.nbytes
-    return Weights(parameters, size, exact=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,22 +229,15 @@ def plan(
     context: tokens of a dense cache to compare with; None takes the model's own. on: the devices.
     Raises OptionError, and ModelError where the model's config cannot be had.
     """
-    name, config, folder = _found(options.model)
-    own = quantization_of(config)
-    bits = own or (read_quantization(options.quantize) if options.quantize else None)
-    where = choose_device(options.device)
-    plain = bits is not None or options.device_map is not None
-    precision = choose_precision(options.dtype, where, plain=plain)
-    dtype = _dtype(precision)
-    weights = int8_weights(config) if precision == INT8 else weights_of(config, dtype, bits)
-    if own is not None and (size := _on_disk(folder)):
-        weights = replace(weights, size=size, exact=True)
+    model = _Found.of(options)
+    config, dtype = model.config, model.dtype
+    weights = model.weights()
     eviction = preset(options.method, **options.cache_data(0))
     if not isinstance(eviction, EvictingConfig) or not isinstance(eviction.budget, TokenBudget):
         raise OptionError("what fits is reckoned for a method with a budget in tokens")
     budget = eviction.budget
     if options.cache_gib is not None:
-        budget = TokenBudget(tokens=budget_tokens(options))
+        budget = TokenBudget(tokens=_budget_tokens(options, model, eviction))
         eviction = eviction.model_copy(update={"budget": budget})
     chunk, reply = options.chunk, options.settings().limits.new_tokens
     each = cache_bytes(config, dtype, eviction, chunk, reply=reply)
@@ -314,11 +245,11 @@ def plan(
     per_token = bytes_per_token(config, dtype)
     reach = context or int(getattr(config.get_text_config(), "max_position_embeddings", 0))
     made = Plan(
-        model=name,
+        model=model.name,
         parameters=weights.parameters,
         weights=weights.size,
         weights_exact=weights.exact,
-        precision=precision if bits is None else method_name(bits),
+        precision=model.shown_precision,
         dtype=str(dtype).removeprefix("torch."),
         per_token=per_token,
         context=reach,
@@ -337,20 +268,51 @@ def plan(
     return replace(made, largest_budget=largest, sessions=made.left // each)
 
 
-def _found(model: str) -> tuple[str, PreTrainedConfig, Path | None]:
-    """Name, config and folder, if it has one, of a model, or of one whose shape was published."""
-    try:
-        source = resolve(model)
-    except UnknownModel:
-        if model.lower() not in SHAPES:
-            raise
-        return model.lower(), shape_config(model.lower()), None
-    return source.name, config_of(source), source.path if source.kind == "folder" else None
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The model that options name, or one whose shape was published, as it would be loaded."""
 
+    name: str
+    config: PreTrainedConfig
+    folder: Path | None  # where it lies in one
+    precision: str
+    quantization: Mapping[str, Any] | None  # its own, or the one that is asked for
 
-def _on_disk(folder: Path | None) -> int:
-    return 0 if folder is None else sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+    @classmethod
+    def of(cls, options: RunOptions) -> _Found:
+        """Raises OptionError, ModelError, and ValueError for a device or dtype."""
+        name = options.model.lower()
+        folder = None
+        try:
+            source = resolve(options.model)
+        except UnknownModel:
+            if name not in SHAPES:
+                raise
+            config = shape_config(name)
+        else:
+            name, config = source.name, config_of(source)
+            folder = source.path if source.kind == "folder" else None
+        asked = read_quantization(options.quantize) if options.quantize else None
+        bits = quantization_of(config) or asked
+        plain = bits is not None or options.device_map is not None
+        precision = choose_precision(options.dtype, choose_device(options.device), plain=plain)
+        return cls(name, config, folder, precision, bits)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and cache."""
+        return torch.float32 if self.precision == INT8 else DTYPES[self.precision]
 
-def _dtype(precision: str) -> torch.dtype:
-    return torch.float32 if precision == INT8 else DTYPES[precision]
+    @property
+    def shown_precision(self) -> str:
+        return self.precision if self.quantization is None else method_name(self.quantization)
+
+    def weights(self) -> Weights:
+        """Its weights; of a quantised checkpoint that lies here, what its files take."""
+        if self.precision == INT8:
+            return int8_weights(self.config)
+        found = weights_of(self.config, self.dtype, self.quantization)
+        if self.folder is not None and quantization_of(self.config) is not None:
+            size = sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
+            found = replace(found, size=size, exact=True) if size else found
+        return found

@@ -19,9 +19,10 @@ from agent.int8_linear import quantize_linears
 from agent.load_options import read_quantization, weight_bits
 from agent.model_convert import load_gguf_tokenizer
 from agent.models import config_of, resolve
-from agent.planner import GIB, Room, bytes_per_token, cache_bytes, plan, tokens_in, weights_of
+from agent.planner import GIB, Room, bytes_per_token, cache_bytes, plan, tokens_in
 from agent.run_command import _budget_words
 from agent.run_options import OptionError, RunOptions, parse_options
+from agent.weight_sizes import int8_weights, weights_of
 from cache import EvictingCache, decode, make_pool, prefill, preset, preset_names
 from cache.config import EvictingConfig, TokenBudget
 from cache.ragged_store import SPARE
@@ -139,8 +140,9 @@ def test_nothing_fits_in_nothing() -> None:
     assert isinstance(config, EvictingConfig)
     assert tokens_in(1000, tiny().config, torch.float32, config, 256) == 0
     share = preset("nexus", budget={"kind": "density", "density": 0.2})
+    assert isinstance(share, EvictingConfig)
     with pytest.raises(ValueError, match="density"):
-        cache_bytes(tiny().config, torch.float32, share, 256)  # type: ignore[arg-type]
+        cache_bytes(tiny().config, torch.float32, share, 256)
 
 
 # -- --cache-gib ---------------------------------------------------------------------------------
@@ -216,7 +218,7 @@ def test_weights_are_those_of_the_model(tied: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_int8_weights_are_those_of_the_layers(tied: bool) -> None:
     model = tiny(tie_word_embeddings=tied).float()
-    found = planner.int8_weights(model.config)
+    found = int8_weights(model.config)
     quantize_linears(model)
     tensors = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
     assert found.size == pytest.approx(sum(tensors.values()), abs=256)
