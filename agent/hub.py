@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from huggingface_hub import constants
 
 from agent.catalogue import HubFile
 
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # what names one
 _T = TypeVar("_T")
 _CHUNK = 1 << 16  # bytes; what a broken connection loses at most
 _PROBE_SECONDS = 6.0  # in all, name look-up included, which no socket time-out bounds
@@ -113,7 +115,12 @@ def _download_rest(url: str, part: Path, size: int, on_bytes: Callable[[int], No
 
 def config_file(repo: str) -> Path:
     """The repository's config.json, from the hub or its local cache. Raises HubUnavailable."""
-    return Path(_guarded(lambda: huggingface_hub.hf_hub_download(repo, "config.json"), repo))
+    return small_file(repo, "config.json")
+
+
+def small_file(repo: str, name: str) -> Path:
+    """Another file of a repository, likewise. Raises HubUnavailable, also where it has none."""
+    return Path(_guarded(lambda: huggingface_hub.hf_hub_download(repo, name), repo))
 
 
 def snapshot_bytes(repo: str) -> int:
@@ -188,7 +195,9 @@ def _guarded(ask: Callable[[], _T], repo: str) -> _T:
         raise HubUnavailable(
             f"the hub has no repository {repo}, or it is private: check the name, and HF_TOKEN"
         ) from error
-    except Exception as error:  # its transport, and so the errors of it, differ by release
+    except Exception as error:
+        # What comes has no base in common: by release OSError (requests) or HTTPError (httpx,
+        # httpx2) of the transport, RuntimeError of hf_xet, ValueError for a name that is none.
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         raise HubUnavailable(f"the hub does not give {repo}: {_kind(error)}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,7 +30,6 @@ from agent.quantizers import make_config, quantization_of, require_quantizer
 from cache.placement import all_devices
 from cache.support import require_supported
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 INT8 = "int8"  # 8-bit linear layers, the rest float32: see agent.int8_linear
@@ -97,7 +95,7 @@ def resolve(name_or_path: str) -> ModelSource:
         return ModelSource("gguf", path.stem, path=path.absolute())
     if name_or_path.startswith(("/", ".", "~")) or path.suffix.lower() == ".gguf":
         raise UnknownModel(f"there is no file or folder {name_or_path}")
-    if _HUB_ID.fullmatch(name_or_path):
+    if hub.REPOSITORY.fullmatch(name_or_path):
         return ModelSource("hub", name_or_path, repo=name_or_path)
     find(name_or_path)  # raises UnknownModel
     raise UnknownModel(name_or_path)
@@ -248,8 +246,7 @@ def config_of(source: ModelSource) -> PreTrainedConfig:
             f"{source.name} is not here yet: fetch it first, with `agent models pull {source.name}`"
         )
     if source.kind == "gguf" and source.path is not None:
-        with quiet():
-            return AutoConfig.from_pretrained(source.path.parent, gguf_file=source.path.name)
+        return _config(source.path.parent, source.name, gguf_file=source.path.name)
     if source.path is not None:
         return _config(source.path, source.name)
     repo = source.repo or source.name
@@ -267,10 +264,10 @@ def config_of(source: ModelSource) -> PreTrainedConfig:
         ) from error
 
 
-def _config(folder: Path, name: str) -> PreTrainedConfig:
+def _config(folder: Path, name: str, **how: str) -> PreTrainedConfig:
     try:
         with quiet():
-            return AutoConfig.from_pretrained(folder)
+            return AutoConfig.from_pretrained(folder, **how)
     except (ValueError, OSError, KeyError) as error:
         raise BadModelFile(f"transformers cannot read the config of {name}: {error}") from error
 

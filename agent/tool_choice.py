@@ -10,7 +10,6 @@ from pathlib import Path
 
 AUTO = "auto"
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL = re.compile(r"smollm2|qwen2\.5-coder-(0\.5|1\.5)b")
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
@@ -60,7 +59,7 @@ def _template(model: str) -> str | None:
         return _read(path)
     if path.is_file():
         return _of_gguf(path)
-    return _of_hub(model) if _HUB_ID.fullmatch(model) else None
+    return _of_hub(model)
 
 
 def _read(folder: Path) -> str | None:
@@ -90,10 +89,10 @@ def _of_gguf(path: Path) -> str | None:
 @lru_cache(maxsize=64)
 def _of_hub(repo: str) -> str | None:
     """The template of a hub repository: the same whether it was fetched before or not."""
-    import huggingface_hub
-
     from agent import hub
 
+    if not hub.REPOSITORY.fullmatch(repo):
+        return None
     local = hub.local_snapshot(repo)
     if local is not None:
         return _read(local)
@@ -104,7 +103,7 @@ def _of_hub(repo: str) -> str | None:
         return None
     for name in _TEMPLATE_FILES:
         try:
-            huggingface_hub.hf_hub_download(repo, name)
-        except Exception:  # not every repository has each; errors differ by release
+            hub.small_file(repo, name)
+        except hub.HubUnavailable:  # not every repository has each
             continue
     return _read(folder)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import http.server
-import re
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent.catalogue import GgufEntry, HubFile, Piece
+from agent.model_convert import load_gguf_tokenizer
 
 
 class Told:
@@ -61,7 +64,7 @@ class FakeHub:
             def do_GET(self) -> None:
                 wanted = self.headers.get("Range")
                 hub.ranges.append(wanted)
-                start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted else 0  # type: ignore[index]
+                start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
                 rest = hub.data[start:]
                 self.send_response(206 if wanted else 200)
                 self.send_header("Content-Length", str(len(rest)))
@@ -180,6 +183,14 @@ def write_tiny_gguf(path: Path, *, architecture: str = "llama", tied: bool = Fal
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_llama(folder: Path, shape: Mapping[str, int], **saving: Any) -> Path:
+    """A folder as from the hub: a random Llama with a tokenizer of bytes."""
+    torch.manual_seed(3)
+    LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(folder, **saving)
+    load_gguf_tokenizer(write_tiny_gguf(folder.with_suffix(".gguf"))).save_pretrained(folder)
+    return folder
 
 
 def _byte_letters() -> list[int]:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_fakes import write_tiny_gguf
-from transformers import LlamaConfig, LlamaForCausalLM
+from model_fakes import write_llama
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.quantizers.auto import (
     AUTO_QUANTIZATION_CONFIG_MAPPING,
@@ -19,7 +18,6 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from agent import hub, models
 from agent.load_options import QUANTIZATIONS, method_name, read_device_map, read_quantization
-from agent.model_convert import load_gguf_tokenizer
 from agent.model_errors import CannotQuantize
 from agent.models import choose_precision, load
 from agent.run_options import OptionError, parse_options
@@ -35,13 +33,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
-    torch.manual_seed(3)
-    folder = tmp_path / "my-llama"
     shape = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 260}
     heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    LlamaForCausalLM(LlamaConfig(**shape, **heads)).save_pretrained(folder)
-    load_gguf_tokenizer(write_tiny_gguf(tmp_path / "t.gguf")).save_pretrained(folder)
-    return folder
+    return write_llama(tmp_path / "my-llama", shape | heads)
 
 
 def carry(folder: Path, quantization: dict[str, Any]) -> Path:
@@ -61,12 +55,12 @@ def quantiser(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         del table["halves"]
 
     @register_quantization_config("halves")
-    class Config(QuantizationConfigMixin):  # type: ignore[misc]
+    class Config(QuantizationConfigMixin):
         def __init__(self, bits: int = 8, **_: Any) -> None:
             self.quant_method, self.bits = "halves", bits
 
     @register_quantizer("halves")
-    class Quantizer(HfQuantizer):  # type: ignore[misc]
+    class Quantizer(HfQuantizer):
         requires_calibration = False
 
         def validate_environment(self, *_: Any, **kwargs: Any) -> None:

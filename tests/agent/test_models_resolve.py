@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_fakes import Told, write_tiny_gguf
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from model_fakes import Told, write_llama, write_tiny_gguf
+from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from typer.testing import CliRunner
 
 from agent import digests, hub
 from agent.catalogue import CATALOGUE, GgufEntry
 from agent.cli_models import models_app
-from agent.model_convert import load_gguf_tokenizer
 from agent.model_errors import BadModelFile, FetchError, UnknownModel
 from agent.models import choose_device, choose_precision, load, pull, resolve
 from cache.support import UnsupportedModel
@@ -39,10 +38,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
     """A folder as from the hub: a random Llama with a tokenizer, in two files of weights."""
-    torch.manual_seed(3)
-    folder = tmp_path / "my-llama"
-    LlamaForCausalLM(LlamaConfig(**_TINY)).save_pretrained(folder, max_shard_size="20KB")
-    load_gguf_tokenizer(write_tiny_gguf(tmp_path / "t.gguf")).save_pretrained(folder)
+    folder = write_llama(tmp_path / "my-llama", _TINY, max_shard_size="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
     return folder
 

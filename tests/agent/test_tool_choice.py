@@ -106,12 +106,34 @@ def test_a_repository_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     asked = []
     monkeypatch.setattr(hub, "require_reachable", lambda: None)
     monkeypatch.setattr(hub, "config_file", lambda repo: tmp_path / "config.json")
-    monkeypatch.setattr(
-        huggingface_hub, "hf_hub_download", lambda repo, name: asked.append((repo, name))
-    )
+
+    def fetched(repo: str, name: str) -> str:
+        asked.append((repo, name))
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetched)
     assert choose_tools("owner/new").name == "native"
     assert ("owner/new", "chat_template.jinja") in asked
     assert all(not name.endswith((".safetensors", "tokenizer.json")) for _, name in asked)
+
+
+def test_a_repository_need_not_have_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    from agent import hub
+
+    def fetched(repo: str, name: str) -> str:
+        if name not in ("config.json", "tokenizer_config.json"):
+            raise huggingface_hub.errors.LocalEntryNotFoundError(f"no {name}")
+        (tmp_path / name).write_text(json.dumps({"chat_template": HERMES}))
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(hub, "local_snapshot", lambda repo: None)
+    monkeypatch.setattr(hub, "require_reachable", lambda: None)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetched)
+    assert choose_tools("owner/old-form").name == "native"
 
 
 # In the options of a run
