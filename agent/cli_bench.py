@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -17,119 +19,94 @@ bench_app = typer.Typer(
     no_args_is_help=True,
 )
 
-_WHAT, _MODEL, _OUT = "What is measured", "Model", "Output"
+_what = partial(typer.Option, rich_help_panel="What is measured")
+_model = partial(typer.Option, rich_help_panel="Model")
+_output = partial(typer.Option, rich_help_panel="Output")
 
 Shape = Annotated[
     str | None,
-    typer.Option(
+    _model(
         metavar="NAME",
         help="A published size with random weights: llama-3.1-8b, llama-3.2-1b, "
-        "qwen2.5-coder-{0.5b,1.5b,7b,32b}, qwen3-{8b,32b}, deepswe, tiny. No files are needed.",
-        rich_help_panel=_MODEL,
+        "qwen2.5-coder-{0.5b,1.5b,7b,32b}, qwen3-{8b,32b}, deepswe, smollm2-135m, tiny. No files "
+        "are needed.",
     ),
 ]
 ModelName = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="As `agent run --model`.", rich_help_panel=_MODEL),
+    _model(metavar="NAME", help="As `agent run --model`."),
 ]
 Layers = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Only so many layers of --shape.", rich_help_panel=_MODEL),
+    _model(metavar="N", help="Only so many layers of --shape."),
 ]
-Dtype = Annotated[
-    str, typer.Option(help="auto, bfloat16, float16, float32.", rich_help_panel=_MODEL)
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.", rich_help_panel=_MODEL)]
-Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads of torch.", rich_help_panel=_MODEL)
-]
+Dtype = Annotated[str, _model(help="auto, bfloat16, float16, float32.")]
+Device = Annotated[str, _model(help="auto, cpu, cuda, cuda:1.")]
+Threads = Annotated[int | None, _model(min=1, help="Threads of torch.")]
 Scope = Annotated[
     str | None,
-    typer.Option(
-        help="When methods evict: prefill, prefill+decode. Default: each one's own.",
-        rich_help_panel=_WHAT,
-    ),
+    _what(help="When methods evict: prefill, prefill+decode. Default: each one's own."),
 ]
-PrefillEviction = Annotated[
-    str, typer.Option(help="chunk or end, as `agent run`.", rich_help_panel=_WHAT)
-]
-Chunk = Annotated[int, typer.Option(min=1, help="Tokens of a chunk.", rich_help_panel=_WHAT)]
-Seed = Annotated[int, typer.Option(help="Of weights, ids and contexts.", rich_help_panel=_WHAT)]
+PrefillEviction = Annotated[str, _what(help="chunk or end, as `agent run`.")]
+Chunk = Annotated[int, _what(min=1, help="Tokens of a chunk.")]
+Seed = Annotated[int, _what(help="Of weights, ids and contexts.")]
 JsonFile = Annotated[
     Path | None,
-    typer.Option(
+    _output(
         "--json",
         metavar="FILE",
         help="Keep all runs in FILE, and beside it the same as .csv and .md.",
-        rich_help_panel=_OUT,
     ),
 ]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No progress bar.", rich_help_panel=_OUT)
-]
+Quiet = Annotated[bool, _output("--quiet", "-q", help="No progress bar.")]
 
 
 @bench_app.command("speed")
 def speed(
     methods: Annotated[
         str,
-        typer.Option(
+        _what(
             metavar="A[,B...]",
             help="dense, any method, NAME+fixed (decoded by static shapes; one graph on CUDA), "
             "dynamic and static (transformers' caches), re-prefill.",
-            rich_help_panel=_WHAT,
         ),
     ] = "dense,dynamic,static,nexus",
-    against: Annotated[
-        str, typer.Option(help="Ratios are against this one.", rich_help_panel=_WHAT)
-    ] = "dense",
+    against: Annotated[str, _what(help="Ratios are against this one.")] = "dense",
     budget: Annotated[
         str,
-        typer.Option(
-            metavar="N[,N...]", help="Tokens; below 1: share of tokens seen.", rich_help_panel=_WHAT
-        ),
+        _what(metavar="N[,N...]", help="Tokens; below 1: share of tokens seen."),
     ] = "2048",
     prefill: Annotated[
         str,
-        typer.Option(
-            metavar="N[,N...]", help="Lengths that are read from nothing.", rich_help_panel=_WHAT
-        ),
+        _what(metavar="N[,N...]", help="Lengths that are read from nothing."),
     ] = "2048",
     seen: Annotated[
         str,
-        typer.Option(
-            metavar="N[,N...]", help="Lengths behind which is written.", rich_help_panel=_WHAT
-        ),
+        _what(metavar="N[,N...]", help="Lengths behind which is written."),
     ] = "0,4096",
     batch: Annotated[
         str,
-        typer.Option(
-            metavar="N[,N...]", help="Sequences that write together.", rich_help_panel=_WHAT
-        ),
+        _what(metavar="N[,N...]", help="Sequences that write together."),
     ] = "1",
     context: Annotated[
         str,
-        typer.Option(
-            help="How --seen comes about: fill (random keys and values), or read (by the model).",
-            rich_help_panel=_WHAT,
+        _what(
+            help="How --seen comes about: fill (random keys and values), or read (by the model)."
         ),
     ] = "fill",
     observation: Annotated[
         int,
-        typer.Option(min=0, help="Tokens read before the first is written.", rich_help_panel=_WHAT),
+        _what(min=0, help="Tokens read before the first is written."),
     ] = 256,
-    new_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens written and timed.", rich_help_panel=_WHAT)
-    ] = 64,
+    new_tokens: Annotated[int, _what(min=1, help="Tokens written and timed.")] = 64,
     watched: Annotated[
         int,
-        typer.Option(
+        _what(
             min=0,
             help="Tokens written after these with a clock around each part of the cache's work.",
-            rich_help_panel=_WHAT,
         ),
     ] = 32,
-    repeats: Annotated[int, typer.Option(min=1, help="Of everything.", rich_help_panel=_WHAT)] = 3,
+    repeats: Annotated[int, _what(min=1, help="Of everything.")] = 3,
     chunk: Chunk = 512,
     scope: Scope = None,
     prefill_eviction: PrefillEviction = "chunk",
@@ -162,10 +139,10 @@ def speed(
         _require_model(shape, model, layers)
     except ValueError as error:
         _fail(errors, str(error), 2)
-    with errors.status("loading") if not quiet else _Quiet():
+    with _status(errors, "loading", quiet):
         from agent.bench import speed_report as say
         from agent.bench.contestants import contestants
-        from agent.bench.origin import origin, origin_lines
+        from agent.bench.origin import at_end, origin, origin_lines
         from agent.bench.speed import Bench, Request
     loaded, words = _load(errors, shape, model, layers, dtype, device, threads, seed)
     changes: dict[str, Any] = {"prefill_eviction": prefill_eviction}
@@ -174,7 +151,7 @@ def speed(
     try:
         sides = contestants(loaded, _names(methods), budgets, densities=shares, changes=changes)
     except ValueError as error:
-        _fail(errors, _first_line(error), 2)
+        _fail(errors, _message(error), 2)
     if against not in [side.name for side in sides]:
         against = sides[0].name
     bench = Bench(
@@ -198,9 +175,8 @@ def speed(
 
     def save() -> None:
         if json_file is not None:
-            found = say.data(bench, start, settings)
-            report = say.text(found, bench, against, _paragraph(words, bench.request))
-            say.write(json_file.parent, json_file.stem, found, report)
+            found, paragraph = say.data(bench, start, settings), _paragraph(words, bench.request)
+            say.write(json_file, found, bench, against, paragraph)
 
     interrupted = False
     with _bar(errors, quiet) as bar:
@@ -220,7 +196,7 @@ def speed(
         _print_table(console, *say.short_table(table))
     for point, why in bench.failed.items():
         console.print(Text(f"{say.where(point)}: not measured, {why}", "yellow"))
-    for line in origin_lines(say.data(bench, start, settings)["origin"]):
+    for line in origin_lines(at_end(start)):
         console.print(line, highlight=False, markup=False, style="dim")
     if interrupted:
         _fail(errors, "interrupted: this is what was measured until then", 130)
@@ -229,33 +205,19 @@ def speed(
 
 @bench_app.command("turns")
 def turns(
-    method: Annotated[
-        str, typer.Option(metavar="NAME", help="What evicts.", rich_help_panel=_WHAT)
-    ] = "nexus",
-    budget: Annotated[int, typer.Option(min=1, help="Tokens.", rich_help_panel=_WHAT)] = 2048,
-    count: Annotated[
-        int, typer.Option("--turns", min=3, help="Of the run.", rich_help_panel=_WHAT)
-    ] = 30,
-    prompt: Annotated[
-        int, typer.Option(min=1, help="Tokens of the first prompt.", rich_help_panel=_WHAT)
-    ] = 2048,
+    method: Annotated[str, _what(metavar="NAME", help="What evicts.")] = "nexus",
+    budget: Annotated[int, _what(min=1, help="Tokens.")] = 2048,
+    count: Annotated[int, _what("--turns", min=3, help="Of the run.")] = 30,
+    prompt: Annotated[int, _what(min=1, help="Tokens of the first prompt.")] = 2048,
     observations: Annotated[
         str,
-        typer.Option(
-            metavar="N[,N...]",
-            help="Tokens of what each later turn adds, over and over.",
-            rich_help_panel=_WHAT,
-        ),
+        _what(metavar="N[,N...]", help="Tokens of what each later turn adds, over and over."),
     ] = "400",
-    reply: Annotated[
-        int, typer.Option(min=1, help="Tokens of each reply.", rich_help_panel=_WHAT)
-    ] = 32,
-    repeats: Annotated[int, typer.Option(min=1, help="Of the run.", rich_help_panel=_WHAT)] = 1,
+    reply: Annotated[int, _what(min=1, help="Tokens of each reply.")] = 32,
+    repeats: Annotated[int, _what(min=1, help="Of the run.")] = 1,
     without: Annotated[
         bool,
-        typer.Option(
-            "--no-full-context", help="Only true_eviction and dense.", rich_help_panel=_WHAT
-        ),
+        _what("--no-full-context", help="Only true_eviction and dense."),
     ] = False,
     chunk: Chunk = 256,
     prefill_eviction: PrefillEviction = "chunk",
@@ -282,7 +244,7 @@ def turns(
         _require_model(shape, model, layers)
     except ValueError as error:
         _fail(errors, str(error), 2)
-    with errors.status("loading") if not quiet else _Quiet():
+    with _status(errors, "loading", quiet):
         from agent.bench import turns_report as say
         from agent.bench.origin import origin
         from agent.bench.turns import Script, Side, Turn, Turns
@@ -295,7 +257,7 @@ def turns(
             prefill_eviction=prefill_eviction,
         )
     except ValueError as error:
-        _fail(errors, _first_line(error), 2)
+        _fail(errors, _message(error), 2)
     again = budgeted.model_copy(update={"prefill_eviction": "end"})
     sides = [
         Side(f"true_eviction {method}@{budget}", "true_eviction", budgeted),
@@ -333,19 +295,15 @@ def turns(
 
 @bench_app.command("profile")
 def profile(
-    what: Annotated[
-        str, typer.Option(help="decode, evict or prefill.", rich_help_panel=_WHAT)
-    ] = "decode",
-    method: Annotated[
-        str, typer.Option(metavar="NAME", help="As in `speed`.", rich_help_panel=_WHAT)
-    ] = "nexus",
-    budget: Annotated[int, typer.Option(min=1, help="Tokens.", rich_help_panel=_WHAT)] = 2048,
+    what: Annotated[str, _what(help="decode, evict or prefill.")] = "decode",
+    method: Annotated[str, _what(metavar="NAME", help="As in `speed`.")] = "nexus",
+    budget: Annotated[int, _what(min=1, help="Tokens.")] = 2048,
     seen: Annotated[
         str,
-        typer.Option(metavar="N[,N...]", help="Tokens behind the step.", rich_help_panel=_WHAT),
+        _what(metavar="N[,N...]", help="Tokens behind the step."),
     ] = "4096",
-    steps: Annotated[int, typer.Option(min=1, help="To average over.", rich_help_panel=_WHAT)] = 8,
-    top: Annotated[int, typer.Option(min=1, help="Operations to show.", rich_help_panel=_OUT)] = 20,
+    steps: Annotated[int, _what(min=1, help="To average over.")] = 8,
+    top: Annotated[int, _output(min=1, help="Operations to show.")] = 20,
     chunk: Chunk = 512,
     seed: Seed = 0,
     shape: Shape = None,
@@ -364,7 +322,7 @@ def profile(
         _require_model(shape, model, layers)
     except ValueError as error:
         _fail(errors, str(error), 2)
-    with errors.status("loading") if not quiet else _Quiet():
+    with _status(errors, "loading", quiet):
         from agent.bench import profiles, profiles_report
         from agent.bench.contestants import contestants
         from agent.bench.origin import origin
@@ -378,7 +336,7 @@ def profile(
     try:
         [side] = contestants(loaded, [method], [budget], changes=changes)
         for length in lengths:
-            with errors.status(f"{what} at {length:,} seen") if not quiet else _Quiet():
+            with _status(errors, f"{what} at {length:,} seen", quiet):
                 found.append(
                     profiles.profiled(
                         loaded, side, kinds[what], seen=length, steps=steps, chunk=chunk
@@ -387,7 +345,7 @@ def profile(
             title = profiles.profile_words(found[-1])
             _print_table(console, title, *profiles.profile_rows(found[-1], top))
     except ValueError as error:
-        _fail(errors, _first_line(error), 2)
+        _fail(errors, _message(error), 2)
     except KeyboardInterrupt:
         _fail(errors, "interrupted", 130)
     finally:
@@ -479,7 +437,7 @@ def _load(
     except RUN_FAILURES as error:
         _fail(errors, str(error) or type(error).__name__, 1)
     except ValueError as error:
-        _fail(errors, _first_line(error), 2)
+        _fail(errors, _message(error), 2)
     size = weight_bytes(made) / 2**30
     return made, f"{kind}, {precision}, {size:.2f} GiB of weights, {made.device}"
 
@@ -495,6 +453,10 @@ def _paragraph(words: str, request: Any) -> str:
         f"observation of {request.observation} tokens, then {request.new_tokens} written greedily "
         f"and timed, then {request.watched} watched; {request.repeats} repeats."
     )
+
+
+def _status(errors: Console, words: str, quiet: bool) -> AbstractContextManager[object]:
+    return nullcontext() if quiet else errors.status(words)
 
 
 def _bar(errors: Console, quiet: bool) -> Any:
@@ -538,22 +500,12 @@ def _print_table(console: Console, title: str, header: list[str], rows: list[lis
     console.print(table)
 
 
-class _Quiet:
-    """A status line that is not there."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-def _first_line(error: Exception) -> str:
-    """Of pydantic's messages the lines that say what is wrong."""
+def _message(error: Exception) -> str:
+    """In one line; of pydantic's messages those that say what is wrong."""
     lines = [line.strip() for line in str(error).splitlines()]
     return "; ".join(line for line in lines if line and not line.startswith("For further"))
 
 
-def _fail(console: Console, message: str, code: int) -> Any:
+def _fail(console: Console, message: str, code: int) -> NoReturn:
     console.print(Text(f"error: {message}", "red"), highlight=False, soft_wrap=True)
     raise typer.Exit(code)

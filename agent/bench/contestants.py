@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
+from agent.bench.clock import synchronize
 from agent.bench.contexts import Content, filled_state
 from cache import AnyConfig, EvictingCache, EvictingConfig, make_pool, prefill, preset, preset_names
 from cache.attention import attach
+from cache.batch_decode import BatchDecoder
 from cache.generate import cache_keyword, forward
 from cache.policy import Policy
 from cache.state import CacheState
@@ -25,6 +27,14 @@ from cache.state import CacheState
 DYNAMIC, STATIC, AGAIN = "dynamic", "static", "re-prefill"
 OUTSIDE = (DYNAMIC, STATIC, AGAIN)
 FIXED = "+fixed"  # behind a method's name: decode by static shapes, one graph on CUDA
+# What of a cache is work, and the part that it counts as.
+_WORK = {
+    "update": "storing",
+    "observe": "noting",
+    "finish_layer": "noting",
+    "accept": "noting",
+    "evict": "evicting",
+}
 
 
 class NotHere(RuntimeError):
@@ -94,16 +104,18 @@ class Stream(ABC):
     def resident(self) -> int:
         """Tokens held per layer, KV head and sequence (the most of any)."""
 
-    def counts(self) -> tuple[int, float]:
-        """Evictions so far, and seconds in `evict`."""
-        return 0, 0.0
+    @property
+    def evictions(self) -> int:
+        """Eviction steps so far, of all sequences."""
+        return 0
 
     def watch(self, *, evicting_only: bool = False) -> Parts | None:
         """From now on fill the parts (all but `total`); None where there are none."""
         return None
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to free
-        """Free what it holds."""
+    @abstractmethod
+    def close(self) -> None:
+        """Free what it holds; nothing is read or written afterwards."""
 
 
 class Contestant(ABC):
@@ -148,13 +160,12 @@ class OwnStream(Stream):
         attach(model)
         self.pool = make_pool(model, config, rows=plan.batch)
         self.caches = [EvictingCache(model, config, pool=self.pool) for _ in range(plan.batch)]
-        self._decoder = None
+        self._decoder: BatchDecoder | None = None
         if plan.batch > 1 or fixed:
-            self._decoder = batch_decoder(model, self.pool, fixed=fixed)
+            self._decoder = BatchDecoder(model, self.pool, static=fixed)
         for each in self.caches:
             if state is not None:
                 each.restore(state)
-        self._synced = model.device if model.device.type == "cuda" else None
 
     def feed(self, ids: Sequence[int]) -> None:
         [cache] = self.caches
@@ -163,15 +174,23 @@ class OwnStream(Stream):
 
     @torch.inference_mode()
     def step(self) -> bool:
-        if self._decoder is None:
-            [cache] = self.caches
-            fed = torch.tensor(self.tokens, device=self.model.device)
-            logits = forward(self.model, cache, fed).unsqueeze(0)
-        else:
-            logits = self._decoder.step(self.caches, self.tokens)
+        logits = self._pass()
         evicted = [each.evict("decode") is not None for each in self.caches]
         self.tokens = logits.argmax(-1).tolist()
         return any(evicted)
+
+    @torch.inference_mode()
+    def step_without_eviction(self) -> None:
+        """`step`, but what is due to leave stays."""
+        self.tokens = self._pass().argmax(-1).tolist()
+
+    def _pass(self) -> torch.Tensor:
+        """Feed `tokens`; logits [B, vocabulary]."""
+        if self._decoder is not None:
+            return self._decoder.step(self.caches, self.tokens)
+        [cache] = self.caches
+        fed = torch.tensor(self.tokens, device=self.model.device)
+        return forward(self.model, cache, fed).unsqueeze(0)
 
     @property
     def nbytes(self) -> int:
@@ -189,21 +208,16 @@ class OwnStream(Stream):
     def resident(self) -> int:
         return max(each.resident for each in self.caches)
 
-    def counts(self) -> tuple[int, float]:
-        stats = [each.stats for each in self.caches]
-        return sum(s.evictions for s in stats), sum(s.eviction_seconds for s in stats)
+    @property
+    def evictions(self) -> int:
+        return sum(each.stats.evictions for each in self.caches)
 
     def watch(self, *, evicting_only: bool = False) -> Parts:
         parts = Parts()
         for each in self.caches:
-            for name, part in (
-                ("update", "storing"),
-                ("observe", "noting"),
-                ("finish_layer", "noting"),
-                ("accept", "noting"),
-                ("evict", "evicting"),
-            )[4 if evicting_only else 0 :]:
-                setattr(each, name, _timed(getattr(each, name), parts, part, self._synced))
+            for name in ("evict",) if evicting_only else _WORK:
+                call = _timed(getattr(each, name), parts, _WORK[name], self.model.device)
+                setattr(each, name, call)
         return parts
 
     def close(self) -> None:
@@ -211,7 +225,7 @@ class OwnStream(Stream):
             each.close()
 
 
-def _timed(call: Any, parts: Parts, part: str, device: torch.device | None) -> Any:
+def _timed(call: Any, parts: Parts, part: str, device: torch.device) -> Any:
     """`call`, with the seconds that it takes added to a part; on CUDA until its work is done."""
 
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -228,24 +242,6 @@ def _timed(call: Any, parts: Parts, part: str, device: torch.device | None) -> A
             setattr(parts, part, getattr(parts, part) + time.perf_counter() - began)
 
     return timed
-
-
-def synchronize(device: torch.device | None) -> None:
-    """Wait for a CUDA device; anything else is never behind."""
-    if device is not None and device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def batch_decoder(model: PreTrainedModel, pool: Any, *, fixed: bool) -> Any:
-    """What decodes several rows of a pool at once: row by row, or by shapes that are `fixed`.
-
-    Raises NotHere, and ValueError for fixed shapes where rows differ by head.
-    """
-    try:
-        from cache.batch_decode import BatchDecoder
-    except ImportError as error:
-        raise NotHere(f"batches on our own store: {error}") from error
-    return BatchDecoder(model, pool, static=fixed)
 
 
 class Own(Contestant):
@@ -330,6 +326,9 @@ class HfStream(Stream):
     def resident(self) -> int:
         return int(self.cache.get_seq_length())
 
+    def close(self) -> None:
+        self.cache = None
+
 
 class Hf(Contestant):
     """`DynamicCache`, which grows by a copy at every token, or `StaticCache`, of fixed length."""
@@ -369,16 +368,16 @@ class AgainStream(OwnStream):
         super().feed([*before, *ids])
 
 
-class Again(Own):
+class Again(Contestant):
     """A fresh dense cache at every turn: what an agent without a persistent cache does."""
 
-    def open(self, plan: Plan, context: CacheState | None) -> AgainStream:
-        return AgainStream(self.model, self.config, plan, None)
+    def open(self, plan: Plan, context: None) -> AgainStream:
+        return AgainStream(self.model, preset("dense"), plan, None)
 
-    def fill(self, plan: Plan, content: Content) -> None:  # type: ignore[override]
+    def fill(self, plan: Plan, content: Content) -> None:
         return None
 
-    def keep(self, stream: Stream) -> None:  # type: ignore[override]
+    def keep(self, stream: Stream) -> None:
         return None
 
     def reaches(self, plan: Plan) -> str:
@@ -407,7 +406,7 @@ def contestants(
         if name in (DYNAMIC, STATIC):
             found.append(Hf(name, model))
         elif name == AGAIN:
-            found.append(Again(name, model, preset("dense")))
+            found.append(Again(name, model))
         elif base not in preset_names():
             known = ", ".join((*OUTSIDE, *preset_names()))
             raise ValueError(f"unknown method {name!r}; there are: {known}, and NAME{FIXED}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import platform
 import shlex
@@ -22,6 +23,7 @@ import torch
 import transformers
 
 _ROOT = Path(__file__).resolve().parents[2]
+_MODELS = ("agent/models.py", "agent/int8_linear.py")  # what a loaded one is made by
 
 
 def origin(device: torch.device) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def origin(device: torch.device) -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "load": load(),
+        "load": _load(),
     }
     if device.type == "cuda":
         shape = torch.cuda.get_device_properties(device)
@@ -51,7 +53,12 @@ def origin(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def load() -> list[float]:
+def at_end(found: dict[str, Any]) -> dict[str, Any]:
+    """The same when all is done: with the load as it is then."""
+    return {**found, "load_at_end": _load()}
+
+
+def _load() -> list[float]:
     """Load averages over 1, 5 and 15 minutes; none where the system does not tell."""
     try:
         return [round(value, 2) for value in os.getloadavg()]
@@ -99,12 +106,22 @@ def save(path: Path, text: str) -> None:
     part.replace(path)
 
 
+def save_all(
+    path: Path, found: Any, rows: Sequence[dict[str, Any]], paragraphs: Sequence[str]
+) -> None:
+    """Results as JSON in `path`, and beside it as CSV and Markdown."""
+    save(path, json.dumps(found, indent=1))
+    save(path.with_suffix(".csv"), csv_text(rows))
+    save(path.with_suffix(".md"), "\n\n".join(paragraphs))
+
+
 def _program() -> str:
     """Without its folder; a module that was run with -m under its own name."""
-    path = Path(sys.argv[0])
-    if path.suffix != ".py":
-        return path.name
-    return "agent" if path.name == "cli.py" else f"python -m {path.parent.name}.{path.stem}"
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None:
+        return Path(sys.argv[0]).name
+    name = spec.name.removesuffix(".__main__")
+    return "agent" if name == "agent.cli" else f"python -m {name}"
 
 
 def _processor() -> str:
@@ -126,6 +143,6 @@ def _commit() -> str:
             return ""
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    # Only what the numbers depend on: a result file is being written itself.
-    changed = git("status", "--porcelain", "--", "cache", "agent/bench", "agent/models.py")
+    # Only what the numbers depend on: a result file or the README is being written itself.
+    changed = git("status", "--porcelain", "--", "cache", "agent/bench", *_MODELS)
     return (git("rev-parse", "--short", "HEAD") or "unknown") + (" with changes" if changed else "")

@@ -10,14 +10,15 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
 
-from agent.bench.contestants import Contestant, Own, OwnStream, Plan, Stream, synchronize
+from agent.bench.clock import synchronize
+from agent.bench.contestants import Contestant, Own, OwnStream, Plan, Stream
 from agent.bench.contexts import Content
 
 What = Literal["decode", "evict", "prefill"]
@@ -63,12 +64,7 @@ class Profile:
     def data(self, top: int) -> dict[str, Any]:
         """As plain data, with the `top` costliest operations."""
         plain = {name: value for name, value in vars(self).items() if name != "ops"}
-        return {**plain, "ops": [vars_of(op) for op in self.ops[:top]]}
-
-
-def vars_of(op: Op) -> dict[str, Any]:
-    """An operation as plain data."""
-    return {name: getattr(op, name) for name in Op.__dataclass_fields__}
+        return {**plain, "ops": [asdict(op) for op in self.ops[:top]]}
 
 
 @torch.inference_mode()
@@ -101,37 +97,39 @@ def profiled(
     for _ in range(_BEHIND):
         stream.step()
     step = _step(stream, what, ids)
-    step(None)
-    seconds: list[float] = []
-    for _ in range(steps):
-        step(seconds)
-    kinds = [ProfilerActivity.CPU]
-    if model.device.type == "cuda":
-        kinds.append(ProfilerActivity.CUDA)
-    profiler = profile(activities=kinds, profile_memory=True, acc_events=True)
-    profiler.start()
-    profiler.stop()  # the first start is slow, and its own
-    found = Profile(what, contestant.name, seen, steps, 1e3 * sum(seconds) / steps)
-    sessions = [_observed(step, kinds) for _ in range(steps)]
+    step()
+    seconds = sum(step() for _ in range(steps))
+    with _profiler(model.device):
+        pass  # the first start is slow, and its own
+    found = Profile(what, contestant.name, seen, steps, 1e3 * seconds / steps)
+    sessions = [_profiler(model.device) for _ in range(steps)]
+    for session in sessions:
+        step(session)
     stream.close()
     _add_up(found, sessions)
     return found
 
 
-def _step(stream: Stream, what: What, ids: list[int]) -> Callable[..., None]:
-    """A call that makes one step; seconds of what is looked at go into the list it is given, and
-    `around` is entered around that part alone."""
+def _profiler(device: torch.device) -> profile:
+    kinds = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        kinds.append(ProfilerActivity.CUDA)
+    return profile(activities=kinds, profile_memory=True, acc_events=True)
+
+
+def _step(stream: Stream, what: What, ids: list[int]) -> Callable[..., float]:
+    """A call that makes one step: it returns the seconds of what is looked at, and enters the
+    context that it is given around that part alone."""
     device = stream.model.device
 
-    def step(seconds: list[float] | None, around: Any = None) -> None:
+    def step(around: Any = None) -> float:
         do = _to_be_seen(stream, what, ids)
         synchronize(device)
         began = time.perf_counter()
         with around or contextlib.nullcontext():
             do()
             synchronize(device)
-        if seconds is not None:
-            seconds.append(time.perf_counter() - began)
+        return time.perf_counter() - began
 
     return step
 
@@ -144,27 +142,13 @@ def _to_be_seen(stream: Stream, what: What, ids: list[int]) -> Callable[[], Any]
         return functools.partial(stream.feed, ids)
     assert isinstance(stream, OwnStream)
     [cache] = stream.caches
-    cache.evict = _nothing  # type: ignore[assignment,method-assign]
-    try:
-        stream.step()
-        while cache.seen % cache.config.block_size:
-            stream.step()
-    finally:
-        del cache.evict
+    stream.step_without_eviction()
+    while cache.seen % cache.config.block_size:
+        stream.step_without_eviction()
     return functools.partial(cache.evict, "decode")
 
 
-def _nothing(phase: str) -> None:
-    """In place of `evict` while blocks fill."""
-
-
-def _observed(step: Callable[..., Any], kinds: list[ProfilerActivity]) -> Any:
-    watching = profile(activities=kinds, profile_memory=True, acc_events=True)
-    step(None, watching)
-    return watching
-
-
-def _add_up(found: Profile, sessions: list[Any]) -> None:
+def _add_up(found: Profile, sessions: list[profile]) -> None:
     """Averages over the steps' profiles."""
     ops: dict[str, list[float]] = {}
     for session in sessions:

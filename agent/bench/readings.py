@@ -91,11 +91,6 @@ class Readings:
         """Over the repeats."""
         return spread(list(self.values(point, name).values()))
 
-    def median(self, point: Point, name: str) -> float | None:
-        """Over the repeats."""
-        found = self.spread(point, name)
-        return found.median if found else None
-
     def ratio(self, point: Point, against: Point, name: str) -> Spread | None:
         """`point` over `against`, repeat by repeat; repeats that lack one of them do not count."""
         ours, theirs = self.values(point, name), self.values(against, name)

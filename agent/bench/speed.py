@@ -6,9 +6,9 @@ turns, repeat after repeat, so that what else the machine does falls on all of t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,13 +16,18 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
-from agent.bench.contestants import AGAIN, Contestant, NotHere, Plan, Stream, synchronize
+from agent.bench.clock import seconds_of
+from agent.bench.contestants import AGAIN, Contestant, NotHere, Plan, Stream
 from agent.bench.contexts import Content
 from agent.bench.readings import Point, Reading, Readings, order
 
 _WARM = 2  # steps that do not count at the beginning of a run
 # About how many prefilled tokens cost as much as a decoded one: only the progress bar asks.
 _READ_PER_WRITTEN = 16
+# What one point may fail of while the others go on. RuntimeError: NotHere, and what torch raises
+# when memory is out, a kernel is missing or not implemented; ValueError: a config, length or batch
+# that does not fit.
+_FAILURES = (RuntimeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -138,19 +143,17 @@ class Bench:
     def _guarded(self, job: Job, do: Callable[[Job], None]) -> None:
         try:
             do(job)
-        except (NotHere, RuntimeError, ValueError, NotImplementedError) as error:
+        except _FAILURES as error:
             self.failed[job.point] = str(error).splitlines()[0] if str(error) else repr(error)
 
     def _warm(self, contestant: Contestant) -> None:
         """The first calls set up kernels and threads."""
-        try:
+        with contextlib.suppress(*_FAILURES):  # the runs will say it
             stream = contestant.open(Plan(0, 64, self.request.chunk), None)
             stream.feed(self._ids(8))
             for _ in range(_WARM):
                 stream.step()
             stream.close()
-        except (NotHere, RuntimeError, ValueError):
-            pass  # the runs will say it
 
     def _prepare(self, job: Job, content: Content | None) -> None:
         plan = self._plan(job.point)
@@ -191,11 +194,10 @@ class Bench:
         seconds = self._seconds(lambda: stream.feed(ids))
         values: dict[str, float] = {"seconds": seconds, "tokens_per_s": point.tokens / seconds}
         if parts is not None:
-            evictions, _ = stream.counts()
-            values["evictions"] = evictions
+            values["evictions"] = stream.evictions
             values["evicting_share"] = parts.evicting / seconds
-            if evictions:
-                values["eviction_ms"] = parts.evicting / evictions * 1e3
+            if stream.evictions:
+                values["eviction_ms"] = parts.evicting / stream.evictions * 1e3
         return values
 
     def _write(self, stream: Stream, point: Point) -> dict[str, float]:
@@ -208,24 +210,20 @@ class Bench:
             return values
         for _ in range(_WARM):
             stream.step()
-        before, _ = stream.counts()
+        before = stream.evictions
         steps = [self._seconds(stream.step) for _ in range(ask.new_tokens)]
         if steps:
             values["tokens_per_s"] = point.batch * len(steps) / sum(steps)
             values["step_ms"] = statistics.median(steps) * 1e3
-            values["evictions"] = stream.counts()[0] - before
-        parts, (before, _) = stream.watch(), stream.counts()
+            values["evictions"] = stream.evictions - before
+        parts, before = stream.watch(), stream.evictions
         if parts is not None and ask.watched:
             parts.total = sum(self._seconds(stream.step) for _ in range(ask.watched))
             values.update(parts.shares())
-            if evictions := stream.counts()[0] - before:
+            if evictions := stream.evictions - before:
                 values["eviction_ms"] = parts.evicting / evictions * 1e3
         return values
 
     def _seconds(self, do: Callable[[], Any]) -> float:
         """Wall time until the device is done too."""
-        synchronize(self.model.device)
-        began = time.perf_counter()
-        do()
-        synchronize(self.model.device)
-        return time.perf_counter() - began
+        return seconds_of(self.model.device, do)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from agent.bench.contestants import AGAIN, DYNAMIC, STATIC
-from agent.bench.origin import csv_text, load, markdown, origin_lines, save
+from agent.bench.origin import at_end, markdown, origin_lines, save_all
 from agent.bench.readings import Point, Readings, show
 from agent.bench.speed import Bench
 
@@ -69,7 +68,7 @@ def short_table(table: Table) -> Table:
 def data(bench: Bench, origin: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Everything, for JSON."""
     return {
-        "origin": {**origin, "load_at_end": load()},
+        "origin": at_end(origin),
         "settings": {**settings, **asdict(bench.request)},
         "complete": bench.finished and not bench.failed,
         "runs": [run.data() for run in bench.readings.runs],
@@ -77,28 +76,15 @@ def data(bench: Bench, origin: dict[str, Any], settings: dict[str, Any]) -> dict
     }
 
 
-def text(found: dict[str, Any], bench: Bench, against: str, words: str) -> str:
-    """The report as Markdown."""
+def write(path: Path, found: dict[str, Any], bench: Bench, against: str, words: str) -> None:
+    """The JSON file, and beside it the same as CSV and Markdown."""
     lines = ["# Speed and bytes", *origin_lines(found["origin"]), words]
     if not found["complete"]:
         lines.append("**Broken off, or in part failed: not everything was measured.**")
     for title, header, rows in tables(bench.readings, against):
         lines += [f"## {title}", markdown(header, rows)]
     lines += [f"{where(point)}: not measured, {why}." for point, why in bench.failed.items()]
-    return "\n\n".join([*lines, *NOTES])
-
-
-def write(folder: Path, name: str, found: dict[str, Any], report: str) -> list[Path]:
-    """NAME.json, NAME.csv and NAME.md in `folder`."""
-    parts = {
-        ".json": json.dumps(found, indent=1),
-        ".csv": csv_text(found["runs"]),
-        ".md": report,
-    }
-    paths = [folder / (name + ending) for ending in parts]
-    for path, part in zip(paths, parts.values(), strict=True):
-        save(path, part)
-    return paths
+    save_all(path, found, found["runs"], [*lines, *NOTES])
 
 
 def where(point: Point) -> str:

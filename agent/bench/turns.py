@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from agent.bench.contestants import synchronize
+from agent.bench.clock import synchronize
 from agent.bench.readings import Spread, order, spread
 from agent.session import Session
 from cache import AnyConfig, Sampling, make_pool
@@ -81,7 +81,6 @@ class _Player:
         self.log: list[int] = []
         self.pool = make_pool(model, side.config)
         self.session = self._fresh()
-        self._peak = 0
 
     def _fresh(self) -> Session:
         return Session(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agent.bench.origin import csv_text, load, markdown, origin_lines, save
+from agent.bench.origin import at_end, markdown, origin_lines, save_all
 from agent.bench.readings import show
 from agent.bench.turns import Turns
 
@@ -52,7 +51,7 @@ def words(turns: Turns) -> list[str]:
 def data(turns: Turns, origin: dict[str, Any], model: str) -> dict[str, Any]:
     """Everything, for JSON."""
     return {
-        "origin": {**origin, "load_at_end": load()},
+        "origin": at_end(origin),
         "settings": {"model": model, "repeats": turns.repeats, **asdict(turns.script)},
         "sides": {side.name: side.config.model_dump(mode="json") for side in turns.sides},
         "complete": turns.finished,
@@ -62,8 +61,6 @@ def data(turns: Turns, origin: dict[str, Any], model: str) -> dict[str, Any]:
 
 def write(path: Path, found: dict[str, Any], turns: Turns) -> None:
     """The JSON file, and beside it the same as CSV and Markdown."""
-    save(path, json.dumps(found, indent=1))
-    save(path.with_suffix(".csv"), csv_text(found["turns"]))
     script, model = turns.script, found["settings"]["model"]
     lengths = ", ".join(str(length) for length in script.observations)
     lines = [
@@ -78,4 +75,4 @@ def write(path: Path, found: dict[str, Any], turns: Turns) -> None:
         lines.append("**Broken off: not every turn was played.**")
     lines += words(turns)
     lines.append(markdown(*rows(turns)))
-    save(path.with_suffix(".md"), "\n\n".join(lines))
+    save_all(path, found, found["turns"], lines)

@@ -64,7 +64,7 @@ def test_ratios_are_formed_within_a_repeat():
     found = readings.ratio(a, b, "tokens_per_s")
     assert (found.median, found.low, found.high, found.count) == (2.0, 2.0, 2.4, 3)
     assert readings.points == [a, b]
-    assert readings.median(b, "tokens_per_s") == 10.0
+    assert readings.spread(b, "tokens_per_s").median == 10.0
 
 
 def test_parts_are_shares_of_the_total():
@@ -259,9 +259,9 @@ def test_the_report_holds_every_run(bench, tmp_path):
     made, _, _ = bench
     origin = {"date": "", "command": "", "versions": {}, "processor": "", "cores": 1, "threads": 1}
     found = speed_report.data(made, {**origin, "load": []}, {})
-    report = speed_report.text(found, made, "dense", "words")
-    paths = speed_report.write(tmp_path, "x", found, report)
-    assert [path.name for path in paths] == ["x.json", "x.csv", "x.md"]
+    paths = [tmp_path / name for name in ("x.json", "x.csv", "x.md")]
+    speed_report.write(paths[0], found, made, "dense", "words")
+    assert set(tmp_path.iterdir()) == set(paths)
     runs = json.loads(paths[0].read_text())["runs"]
     assert len(runs) == len(made.readings.runs) == 2 * 22
     assert len(list(csv.DictReader(paths[1].open()))) == len(runs)
@@ -408,12 +408,10 @@ def test_wrong_options_are_named(args, words):
 
 
 def test_not_here_is_no_failure_of_the_others(monkeypatch):
-    from agent.bench import contestants as module
-
     def missing(*args, **kwargs):
         raise NotHere("no batches")
 
-    monkeypatch.setattr(module, "batch_decoder", missing)
+    monkeypatch.setattr("agent.bench.contestants.BatchDecoder", missing)
     made = Bench(
         tiny(),
         contestants(tiny(), ["dense"], []),
