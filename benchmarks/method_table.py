@@ -192,7 +192,7 @@ def readme_table(names: list[str], sizes: list[int], results: Results) -> str:
         if config.scope == "prefill":
             per_token = "none (once a prompt)"
         rows.append([*row, state(found), per_step, per_token])
-    return "\n\n".join(filter(None, [reporting.table(header, rows), observed(sizes, results)]))
+    return "\n\n".join(filter(None, [reporting.markdown(header, rows), observed(sizes, results)]))
 
 
 def observed(sizes: list[int], results: Results) -> str:
@@ -242,7 +242,7 @@ def details(names: list[str], sizes: list[int], results: Results) -> str:
             times += [f"{min(found.steps):.2f} to {max(found.steps):.2f}", str(len(found.steps))]
             noting = f"{statistics.median(found.noting):.2f}"
             rows.append([name, kilo(size), *times, noting, f"{found.state:,}", f"{found.ids:,}"])
-    return reporting.table(header, rows)
+    return reporting.markdown(header, rows)
 
 
 def replace_in_readme(text: str, methods: str) -> str:
@@ -319,7 +319,7 @@ def main(
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(dtype)
     if kind is None:
         raise typer.BadParameter(f"--dtype {dtype!r} is not float32 or bfloat16")
-    origin = reporting.Origin("method_table")
+    origin = reporting.Origin()
     evicting = [name for name in names if isinstance(preset(name), EvictingConfig)]
     results: Results = {name: {} for name in evicting}
     model, complete = shaped_model(kind), False

@@ -181,7 +181,7 @@ def report(
             ]
         )
     lines += [
-        reporting.table(header, rows),
+        reporting.markdown(header, rows),
         "",
         "Hits: the number is in the reply. Interval: Wilson's, of the share of hits. By depth: x "
         "a hit, . a miss, the needle going from the prompt's start to its end. The question was "
@@ -221,7 +221,7 @@ def main(
     with TerminalProgress() as telling:
         loaded = load(model, dtype=dtype, device=device, progress=telling)
     tallies = {name: Tally() for name in names}
-    origin = reporting.Origin("needle")
+    origin = reporting.Origin(loaded.device)
     prompts = [
         make_sample(loaded.tokenizer, number, samples, tokens, answer_prefix)
         for number in range(samples)

@@ -1,17 +1,11 @@
-"""What the benches share: how a result says what produced it, and how it gets to the disk."""
+"""What the benches share: which methods they measure, and how a result says what produced it."""
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import transformers
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,11 +16,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from agent.bench.origin import at_end, markdown, origin, origin_lines, save
 from cache import preset, preset_names
+
+__all__ = ["RESULTS", "ROOT", "Origin", "bar", "chosen", "markdown", "mib", "own_presets", "save"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-
 
 _FIRST = ("dense", "nexus", "topk")
 
@@ -46,53 +42,15 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(names) or own_presets()
 
 
-def hardware() -> str:
-    """CPU, threads and load, in words."""
-    load = " / ".join(f"{value:.1f}" for value in os.getloadavg())
-    return (
-        f"{_cpu_name()}, {os.cpu_count()} CPUs of which torch uses {torch.get_num_threads()}, "
-        f"load {load} (1 / 5 / 15 minutes)"
-    )
-
-
-def versions() -> str:
-    """Releases that the numbers depend on, and this repository's commit."""
-    return (
-        f"Python {platform.python_version()}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}, commit {_commit()}"
-    )
-
-
 class Origin:
     """What produced a result, as it is when the bench starts."""
 
-    def __init__(self, module: str) -> None:
-        self.date = time.strftime("%-d %B %Y, %H:%M")
-        self.command = " ".join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
-        self.hardware = hardware()
-        self.versions = versions()
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._found = origin(torch.device(device))
 
     def lines(self) -> list[str]:
         """Paragraphs for the result file."""
-        load = " / ".join(f"{value:.1f}" for value in os.getloadavg())
-        return [
-            f"{self.date}. `{self.command}`\n",
-            f"{self.versions}. {self.hardware}; at the end {load}.\n",
-        ]
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def save(path: Path, text: str) -> None:
-    """Replace a file in one step: whoever breaks off leaves the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
-    part.replace(path)
+        return [f"{line}\n" for line in origin_lines(at_end(self._found))]
 
 
 def bar() -> Progress:
@@ -111,21 +69,3 @@ def bar() -> Progress:
 def mib(count: float) -> str:
     """Bytes in MiB."""
     return f"{count / 2**20:.1f}"
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "CPU")
-
-
-def _commit() -> str:
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    # Only what the numbers depend on: a result file or the README is being written itself.
-    changed = git("status", "--porcelain", "--", "cache", "agent/models.py", "agent/int8_linear.py")
-    return (git("rev-parse", "--short", "HEAD") or "unknown") + (" with changes" if changed else "")

@@ -148,7 +148,7 @@ def report(head: list[str], rows: list[Row], missing: list[tuple[str, str]]) -> 
         lines.append(f"**Not measured yet: {left}. The same command goes on.**\n")
     dense = next(row.nbytes for row in rows if row.key == _DENSE)
     lines += [
-        reporting.table(HEADER, [row.cells(dense) for row in rows]),
+        reporting.markdown(HEADER, [row.cells(dense) for row in rows]),
         "",
         "All bytes are those of tensors: keys and values with the room that is reserved behind "
         "them, block numbers, and the method's state (kept queries, sums), which `state` gives "
@@ -206,7 +206,7 @@ def main(
                 f"{out.name} was made with other settings; give --fresh or another --out"
             )
         rows = rows_of(old)
-    origin = reporting.Origin("resident_bytes")
+    origin = reporting.Origin(loaded.device)
     todo = {key: config for key, config in wanted.items() if key not in {row.key for row in rows}}
 
     def save() -> None:

@@ -117,6 +117,11 @@ PATCHES: Mapping[str, Callable[[SweRow], str]] = {
 }
 
 
+def say(text: str) -> None:
+    """For whoever waits: stdout holds the table only."""
+    print(text, file=sys.stderr)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("rows", type=Path)
@@ -126,7 +131,6 @@ def main() -> None:
     rows = [SweRow.model_validate_json(line) for line in args.rows.read_text().splitlines()]
     rows = [row for row in rows if row.instance_id in args.ids]
     version = installed(args.python)
-    say = lambda text: print(text, file=sys.stderr)  # noqa: E731
     with tempfile.TemporaryDirectory(prefix="swe-bench-local-") as name:
         folder = Path(name)
         records = build(rows, folder / "rows.json", say)

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import gc
+import resource
 import statistics
 import tempfile
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -69,7 +71,7 @@ def _resident_bytes() -> int:
     """Memory of this process, in bytes."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * 4096
+    return pages * resource.getpagesize()
 
 
 def measure(
@@ -89,9 +91,12 @@ def measure(
     loaded.model.config.max_position_embeddings = 100_000_000  # rotary positions have no end
     loaded.model.config.num_hidden_layers = layers
     loaded.model.model.layers = loaded.model.model.layers[:layers]
-    attempt.make_dialect = lambda *_, **__: _OneCommand()
     meter = _Meter(console, turns)
-    with tempfile.TemporaryDirectory() as folder, RepoTask(_repo(Path(folder)), "Count.") as task:
+    with (
+        patch.object(attempt, "make_dialect", lambda *_, **__: _OneCommand()),
+        tempfile.TemporaryDirectory() as folder,
+        RepoTask(_repo(Path(folder)), "Count.") as task,
+    ):
         done = attempt.make_attempt(
             task,
             loaded,
@@ -116,21 +121,17 @@ def _repo(folder: Path) -> Path:
     return repo
 
 
-def table(meter: _Meter) -> list[str]:
+def table(meter: _Meter) -> str:
     """A row for every tenth of the run."""
-    lines = [
-        "| turn | tokens seen | resident | cache MiB | process MiB | ms a turn (median) |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    header = ["turn", "tokens seen", "resident", "cache MiB", "process MiB", "ms a turn (median)"]
+    rows = []
     part = max(1, len(meter.rows) // 10)
     for end in range(part, len(meter.rows) + 1, part):
         seen, resident, cache, process, _ = meter.rows[end - 1]
         spent = statistics.median(row[4] for row in meter.rows[end - part : end])
-        lines.append(
-            f"| {end} | {seen:,} | {resident:,} | {cache / 2**20:.2f} | {process / 2**20:.0f} "
-            f"| {spent * 1000:.0f} |"
-        )
-    return lines
+        sizes = [f"{cache / 2**20:.2f}", f"{process / 2**20:.0f}"]
+        rows.append([str(end), f"{seen:,}", f"{resident:,}", *sizes, f"{spent * 1000:.0f}"])
+    return reporting.markdown(header, rows)
 
 
 def main() -> None:
@@ -143,21 +144,19 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    console = Console(stderr=True)
+    console, origin = Console(stderr=True), reporting.Origin()
     meter = measure(given.model, given.layers, given.method, given.budget, given.turns, console)
     text = "\n".join(
         [
             f"{given.turns} turns, first {given.layers} layers of {given.model}, "
-            f"{given.method}, budget {given.budget}",
-            reporting.hardware(),
-            reporting.versions(),
-            "",
-            *table(meter),
+            f"{given.method}, budget {given.budget}\n",
+            *origin.lines(),
+            table(meter),
         ]
     )
     print(text)
     if given.save:
-        (reporting.RESULTS / "thousand_turns.md").write_text(text + "\n", encoding="utf-8")
+        reporting.save(reporting.RESULTS / "thousand_turns.md", text)
 
 
 if __name__ == "__main__":
