@@ -42,16 +42,19 @@ def _take(handle: int, folder: Path) -> None:
         time.sleep(0.05)
 
 
-def is_held(folder: Path) -> bool:
-    """Whether some process works in `folder` now."""
+def is_held(folder: Path) -> bool | None:
+    """Whether some process works in `folder` now; None where that cannot be seen."""
     try:
         handle = os.open(folder / LOCK, os.O_RDONLY)
     except OSError:
-        return False
+        return None
     try:
+        # Shared, so that two who look do not take each other for a run.
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:
+        return None
     finally:
         os.close(handle)
     return False

@@ -7,7 +7,6 @@ DIR/runs/INSTANCE/CELL-KEY/   of `agent eval` and `agent compare`; DIR may hold 
 from __future__ import annotations
 
 import difflib
-import fcntl
 import os
 import re
 import socket
@@ -18,7 +17,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from agent.exits import ExitReason
+from agent.folder_lock import LOCK, is_held
 from agent.run_lines import Lines, number, read_object, section, text, whole
+from agent.run_state import StateFolder
 from agent.trajectory import REPORT, TRAJECTORY
 
 RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
@@ -30,8 +32,8 @@ _DEPTH = 5  # DIR/BATCH/runs/INSTANCE/CELL-KEY
 _OWN_NAME = re.compile(r"(\d{8}-\d{6})-.*-[0-9a-f]{4}")
 _BATCH_NAME = re.compile(r".*-([0-9a-f]{10}(?:\.try-\d+)?)")
 _ATTEMPT = re.compile(r"attempt-(\d+)")
-_FAILURES = {"error", "sandbox_lost"}
-_LOCK, _MANIFEST, _STATE = ".lock", "manifest.json", "state"
+FAILURES = frozenset({ExitReason.ERROR, ExitReason.SANDBOX_LOST})
+_MANIFEST = "manifest.json"  # of a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +98,12 @@ def read_runs(root: Path) -> list[RunEntry]:
 
 def read_run(folder: Path) -> RunEntry:
     """How the run in `folder` stands; whatever lies there, it is an entry."""
+    # First of all: a process writes how a run ended before it lets go of it.
+    held = is_held(_batch_of(folder) or folder)
     report = read_object(folder / REPORT)
     facts = report or {}
     parts = _attempts(folder, facts)
-    state, why = _state(folder, report, parts)
+    state, why = _state(folder, report, parts, held)
     item = section(facts, "item")
     options = {**section(item, "options"), **section(facts, "options")}
     last = parts[-1]
@@ -243,7 +247,7 @@ def _is_run(folder: Path, names: dict[str, bool]) -> bool:
     if REPORT in names or attempts:
         return bool(own) or (REPORT in names and attempts)
     # Before its model is loaded a run has its lock only.
-    return bool(own) and set(names) <= {_LOCK}
+    return bool(own) and set(names) <= {LOCK}
 
 
 def _folders(folder: Path) -> Iterator[Path]:
@@ -357,43 +361,44 @@ def _task(folder: Path) -> str:
 # How it stands
 
 
-def _state(folder: Path, report: dict[str, Any] | None, parts: list[_Part]) -> tuple[str, str]:
+def _state(
+    folder: Path, report: dict[str, Any] | None, parts: list[_Part], held: bool | None
+) -> tuple[str, str]:
     """The state, and why it is that one where it is not plain."""
     exits = {part.exit for part in parts}
     if report is None:
-        return _without_report(folder, parts)
+        return _without_report(folder, parts, held)
     said = report.get("state")
     if said == RUNNING:
-        return _alive(folder, report)
+        return _alive(report, held)
     if said == FAILED:
         return FAILED, text(report, "error").partition("\n")[0]
     if said == INTERRUPTED or INTERRUPTED in exits:
         return INTERRUPTED, ""
     # The report of one attempt, as it is kept before all are over, has no state.
     if said == FINISHED or (said is None and "totals" in report):
-        return (FAILED if exits <= _FAILURES else FINISHED), ""
+        return (FAILED if exits <= FAILURES else FINISHED), ""
     return DAMAGED, f"{REPORT} says nothing of how it stands"
 
 
-def _without_report(folder: Path, parts: list[_Part]) -> tuple[str, str]:
-    there = (folder / REPORT).exists()
-    if there:
+def _without_report(folder: Path, parts: list[_Part], held: bool | None) -> tuple[str, str]:
+    if (folder / REPORT).exists():
         return DAMAGED, f"{REPORT} cannot be read"
     batch = _batch_of(folder)
     if batch is not None:
-        if ".try-" not in folder.name and _at_work(batch, folder, parts[0]):
+        # What the batch left when it was killed is older than the process that holds its folder.
+        old = _started(folder, {}, parts[0]) < _held_since(batch)
+        if held and not old and ".try-" not in folder.name:
             return RUNNING, "being graded" if parts[0].ended else ""
         return DIED, "its batch makes it again"
     if all(part.started is None for part in parts):
-        held = _is_held(folder / _LOCK)
         return (RUNNING, "starting") if held else (DIED, "before it began")
     return DAMAGED, f"there is no {REPORT}"
 
 
-def _alive(folder: Path, report: dict[str, Any]) -> tuple[str, str]:
+def _alive(report: dict[str, Any], held: bool | None) -> tuple[str, str]:
     """Whether a run that said it runs does so. Its process holds the folder's lock; older ones
     have a process id at most."""
-    held = _is_held(folder / _LOCK)
     if held:
         return RUNNING, ""
     host, pid = text(report, "host"), whole(report, "pid")
@@ -408,10 +413,7 @@ def _alive(folder: Path, report: dict[str, Any]) -> tuple[str, str]:
 
 def _resumable(folder: Path) -> bool:
     """Whether `agent run --resume` finds a state to go on from."""
-    return any(
-        next(iter((path / _STATE).glob("turn-*.json")), None) is not None
-        for path in attempt_folders(folder)
-    )
+    return any(StateFolder(path).begun for path in attempt_folders(folder))
 
 
 def _batch_of(folder: Path) -> Path | None:
@@ -420,40 +422,13 @@ def _batch_of(folder: Path) -> Path | None:
     return runs.parent if runs.name == "runs" and (runs.parent / _MANIFEST).is_file() else None
 
 
-def _at_work(batch: Path, folder: Path, part: _Part) -> bool:
-    """Whether a run without a report is one that the batch makes now, not one that it left when
-    it was killed: that one is older than the process which holds the folder."""
-    held, since = _batch_lock(batch)
-    started = part.started if part.started is not None else _started(folder, {}, part)
-    return bool(held) and started >= since
-
-
-def _batch_lock(batch: Path) -> tuple[bool | None, float]:
-    """Whether a process holds the folder, and since when."""
+def _held_since(batch: Path) -> float:
+    """When the process that holds a batch's folder, or held it last, took it."""
     try:
-        words = (batch / _LOCK).read_text(encoding="utf-8", errors="replace").split()
-        since = time.mktime(time.strptime(" ".join(words[2:4]), "%Y-%m-%d %H:%M:%S"))
+        words = (batch / LOCK).read_text(encoding="utf-8", errors="replace").split()
+        return time.mktime(time.strptime(" ".join(words[2:4]), "%Y-%m-%d %H:%M:%S"))
     except (OSError, ValueError, OverflowError):
-        since = 0.0
-    return _is_held(batch / _LOCK), since
-
-
-def _is_held(lock: Path) -> bool | None:
-    """Whether some process holds a lock file; None where that cannot be seen."""
-    try:
-        handle = os.open(lock, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        # Shared, so that two who look do not take each other for a run.
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return None
-    finally:
-        os.close(handle)
-    return False
+        return 0.0
 
 
 def _process(pid: int) -> bool:
