@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.rule import Rule
@@ -11,13 +12,13 @@ from rich.status import Status
 from rich.syntax import Syntax
 from rich.text import Text
 
+from agent import run_lines
 from agent.exits import ExitReason
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.checks import Checks
-    from agent.dialects.base import Call
     from agent.loop import Outcome, Step
     from agent.session import TurnStats
     from agent.take import Taken
@@ -30,7 +31,8 @@ _OBSERVATION_LINES = 24
 
 
 def safe(text: str) -> str:
-    """Text of a model or a command without what would steer the terminal."""
+    """Text of a model or a command without what would steer the terminal or cannot be printed."""
+    text = text.encode("utf-8", errors="replace").decode("utf-8")
     return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\t", "    "))
 
 
@@ -38,7 +40,7 @@ def fill(stats: TurnStats, budget: int | None) -> str:
     """The cache after a turn, in one line."""
     held = f"{stats.resident:,}" + (f"/{budget:,}" if budget else "")
     parts = [
-        f"cache {held} tokens, {_bytes(stats.cache_bytes)}",
+        f"cache {held} tokens, {size(stats.cache_bytes)}",
         f"{stats.evictions} evictions",
         f"seen {stats.seen:,}",
         f"took over {stats.forked:,}"
@@ -79,10 +81,10 @@ class TerminalWatcher:
         if step.thought:
             self._print(Text(safe(step.thought)))
         if step.call is not None:
-            self._print(_call(step.call))
+            self._print(call_text(step.call.name, step.call.arguments))
         else:
             self._print(Text(f"no call: {safe(step.problem or '').splitlines()[0]}", "yellow"))
-        self._print(Text(_shortened(safe(step.observation)), "dim"))
+        self._print(Text(shortened(safe(step.observation)), "dim"))
         self._print(Text(f"{self._fill} · tool {step.tool_seconds:.1f} s", "blue"))
 
     def start(self) -> None:
@@ -118,16 +120,13 @@ def show_patch(console: Console, patch: bytes) -> None:
 
 def show_end(console: Console, outcome: Outcome, verdict: Verdict | None, evictions: str) -> None:
     """Exit, verdict and costs of one attempt."""
-    detail = safe(outcome.detail).strip().splitlines()
-    # The last line of a trace says what it was; of any other detail the first does.
-    why = detail[-1 if outcome.reason is ExitReason.ERROR else 0] if detail else ""
-    console.print(
-        Text(f"ended: {outcome.reason.value}" + (f" ({why})" if why else "")), highlight=False
-    )
+    from agent.report import verdict_data  # imports what loads models
+
+    console.print(ended_line(outcome.reason, outcome.detail), highlight=False)
     cost = f"{outcome.steps} steps, {outcome.tokens:,} tokens, {outcome.seconds:.0f} s"
     console.print(Text(f"{cost}; {evictions}"), highlight=False)
     if verdict is not None:
-        console.print(verdict_line(verdict), highlight=False)
+        console.print(verdict_line(verdict_data(verdict)), highlight=False)
 
 
 def show_checks(console: Console, checks: Checks) -> None:
@@ -141,7 +140,7 @@ def show_checks(console: Console, checks: Checks) -> None:
     for check in checks.ran:
         style = {True: "green", False: "red", None: "yellow"}[check.passed]
         line = Text("  ").append(f"{check.outcome:<13} ", style)
-        line.append(safe(_one_line(check.command, 70)))
+        line.append(safe(one_line(check.command, 70)))
         line.append(f"  (step {check.step}{', the tests' if check.tests else ''})", "dim")
         console.print(line, highlight=False)
     tests = [check.passed for check in checks.ran if check.tests]
@@ -153,12 +152,12 @@ def show_checks(console: Console, checks: Checks) -> None:
 def show_left_out(console: Console, patch: Patch) -> None:
     """What the patch does not have, or has in a place of its own."""
     if patch.skipped:
-        names = _one_line(", ".join(patch.skipped), 200)
+        names = one_line(", ".join(patch.skipped), 200)
         console.print(
             Text(f"not in the patch (unreadable, or above 50 MB): {safe(names)}", "yellow")
         )
     if patch.submodules:
-        names = _one_line(", ".join(patch.submodules), 200)
+        names = one_line(", ".join(patch.submodules), 200)
         console.print(
             Text(
                 f"changed inside repositories of their own (apply it there): {safe(names)}",
@@ -183,52 +182,72 @@ def show_taken(console: Console, taken: Taken, path: Path) -> None:
         console.print(Text(line), highlight=False, soft_wrap=True)
 
 
-def _one_line(text: str, width: int) -> str:
+def one_line(text: str, width: int) -> str:
+    """A text in one line, cut where it is longer."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-def verdict_line(verdict: Verdict) -> Text:
-    """RESOLVED or not, and by how much."""
-    if verdict.resolved:
+def ended_line(reason: str, detail: str) -> Text:
+    """Why a run ended."""
+    lines = safe(detail).strip().splitlines()
+    # The last line of a trace says what it was; of any other detail the first does.
+    why = lines[-1 if reason == ExitReason.ERROR else 0] if lines else ""
+    return Text(f"ended: {safe(reason)}" + (f" ({why})" if why else ""))
+
+
+def verdict_line(verdict: Mapping[str, Any]) -> Text:
+    """RESOLVED or not, and by how much: of a verdict as reports have it, read without trust."""
+    if verdict.get("resolved") is True:
         return Text("verdict: RESOLVED", "bold green")
-    counts = [
-        f"{sum(v == 'passed' for v in tests.values())} of {len(tests)} {name} pass"
-        for name, tests in (
-            ("FAIL_TO_PASS", verdict.fail_to_pass),
-            ("PASS_TO_PASS", verdict.pass_to_pass),
-        )
-        if tests
-    ]
-    why = "; ".join(counts) or safe(verdict.detail).strip().partition("\n")[0][:200]
-    return Text(f"verdict: {verdict.status}" + (f" ({why})" if why else ""), "bold red")
+    counts = []
+    for name in ("fail_to_pass", "pass_to_pass"):
+        if tests := run_lines.section(verdict, name):
+            passed = sum(outcome == "passed" for outcome in tests.values())
+            counts.append(f"{passed} of {len(tests)} {name.upper()} pass")
+    why = (
+        "; ".join(counts)
+        or safe(run_lines.text(verdict, "detail")).strip().partition("\n")[0][:200]
+    )
+    status = safe(run_lines.text(verdict, "status")) or "?"
+    return Text(f"verdict: {status}" + (f" ({why})" if why else ""), "bold red")
 
 
-def _call(call: Call) -> Text:
-    text = Text(call.name, "bold cyan")
+def call_text(
+    name: str, arguments: Mapping[str, object], shorten: Callable[[str], str] | None = None
+) -> Text:
+    """A call: its name, short arguments beside it, long ones below it. Values of any kind."""
+    shown = Text(safe(name) or "?", "bold cyan")
     long = {}
-    for key, value in call.arguments.items():
-        if "\n" in value or len(value) > 60:
-            long[key] = value
+    for key, value in arguments.items():
+        words = safe(value if isinstance(value, str) else repr(value))
+        if "\n" in words or len(words) > 60:
+            long[key] = words
         else:
-            text.append(f" {key}=", "cyan")
-            text.append(safe(value))
-    for key, value in long.items():
-        text.append(f"\n  {key}:\n", "cyan")
-        text.append(_shortened(safe(value)))
-    return text
+            shown.append(f" {safe(key)}=", "cyan").append(words, "default not bold")
+    for key, words in long.items():
+        shown.append(f"\n  {safe(key)}:\n", "cyan")
+        shown.append((shorten or shortened)(words), "default not bold")
+    return shown
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str, width: int | None = None) -> str:
+    """A text without its middle, and without what lines have beyond a width."""
     lines = text.rstrip("\n").split("\n")
-    if len(lines) <= _OBSERVATION_LINES:
-        return "\n".join(lines)
-    half = _OBSERVATION_LINES // 2
-    left = len(lines) - 2 * half
-    return "\n".join([*lines[:half], f"[... {left} lines ...]", *lines[-half:]])
+    if len(lines) > _OBSERVATION_LINES:
+        half = _OBSERVATION_LINES // 2
+        left = f"[... {len(lines) - 2 * half} lines ...]"
+        lines = [*lines[:half], left, *lines[-half:]]
+    if width is not None:
+        lines = [
+            line if len(line) <= width else f"{line[:width]} [... {len(line) - width} more]"
+            for line in lines
+        ]
+    return "\n".join(lines)
 
 
-def _bytes(count: int) -> str:
+def size(count: int) -> str:
+    """Bytes as a person reads them."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 

@@ -1,4 +1,4 @@
-"""The runs in a folder, and how each stands: from reports, and trajectories where those lack it.
+"""The runs in a folder, and which of them is meant by a name.
 
 DIR/RUN/                      of `agent run`; DIR/RUN/attempt-N/ where it has several attempts
 DIR/runs/INSTANCE/CELL-KEY/   of `agent eval` and `agent compare`; DIR may hold such folders too
@@ -8,77 +8,14 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-import socket
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from agent.exits import ExitReason
-from agent.folder_lock import LOCK, is_held
-from agent.run_lines import Lines, number, read_object, section, text, whole
-from agent.run_state import StateFolder
+from agent.folder_lock import LOCK
+from agent.run_entry import ATTEMPT, MANIFEST, OWN_NAME, RunEntry, read_run, task_of
 from agent.trajectory import REPORT, TRAJECTORY
 
-RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
-DIED = "died"  # its process is gone, and did not say how it ended
-UNCLEAR = "unclear"  # it said that it runs, and nothing here can tell whether it does
-DAMAGED = "damaged"
-
 _DEPTH = 5  # DIR/BATCH/runs/INSTANCE/CELL-KEY
-_OWN_NAME = re.compile(r"(\d{8}-\d{6})-.*-[0-9a-f]{4}")
-_BATCH_NAME = re.compile(r".*-([0-9a-f]{10}(?:\.try-\d+)?)")
-_ATTEMPT = re.compile(r"attempt-(\d+)")
-FAILURES = frozenset({ExitReason.ERROR, ExitReason.SANDBOX_LOST})
-_MANIFEST = "manifest.json"  # of a batch
-
-
-@dataclass(frozen=True, slots=True)
-class RunEntry:
-    """How a run stands. Counts are over all its attempts; seen, resident and the bytes are of the
-    attempt that came last."""
-
-    folder: Path
-    name: str
-    state: str
-    why: str  # of a state that needs one
-    resumable: bool
-    aside: bool  # a try that a batch set aside, for the run was made again
-    exit: str
-    verdict: str
-    resolved: int
-    attempts: int
-    steps: int
-    seen: int
-    evictions: int
-    evicted_tokens: int
-    resident: int
-    budget: int | None  # tokens
-    density: float | None
-    cache_bytes: int
-    peak_bytes: int
-    started: float  # seconds since the epoch
-    seconds: float | None
-    task: str
-    model: str
-    method: str
-    protocol: str
-
-    @property
-    def handle(self) -> str:
-        """A short part of the name that mostly tells it from others."""
-        for pattern in (_OWN_NAME, _BATCH_NAME):
-            if found := pattern.fullmatch(self.name):
-                return found[1]
-        return self.name
-
-    def data(self) -> dict[str, Any]:
-        """As plain data."""
-        row = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**row, "folder": str(self.folder)}
 
 
 class NoSuchRun(Exception):
@@ -94,62 +31,6 @@ def read_runs(root: Path) -> list[RunEntry]:
     """All runs in `root`, the newest first."""
     found = [read_run(folder) for folder in run_folders(root)]
     return sorted(found, key=lambda run: (run.started, run.name), reverse=True)
-
-
-def read_run(folder: Path) -> RunEntry:
-    """How the run in `folder` stands; whatever lies there, it is an entry."""
-    # First of all: a process writes how a run ended before it lets go of it.
-    held = is_held(_batch_of(folder) or folder)
-    report = read_object(folder / REPORT)
-    facts = report or {}
-    parts = _attempts(folder, facts)
-    state, why = _state(folder, report, parts, held)
-    item = section(facts, "item")
-    options = {**section(item, "options"), **section(facts, "options")}
-    last = parts[-1]
-    graded = [part for part in parts if part.verdict]
-    resolved = sum(part.resolved for part in parts)
-    verdict = graded[-1].verdict if graded else ""
-    if graded and len(parts) > 1:
-        verdict = f"{resolved} of {len(parts)} resolved"
-    budget = section(last.report, "cache", "budget") or section(facts, "cache", "budget")
-    tokens = number(budget, "tokens") or number(options, "budget")
-    return RunEntry(
-        folder=folder,
-        name=folder.resolve().name,
-        state=state,
-        why=why,
-        resumable=state not in (RUNNING, FINISHED, DAMAGED) and _resumable(folder),
-        aside=".try-" in folder.name,
-        exit=", ".join(dict.fromkeys(part.exit for part in parts if part.exit)),
-        verdict=verdict,
-        resolved=resolved,
-        attempts=len(parts),
-        steps=sum(part.steps for part in parts),
-        seen=last.seen,
-        evictions=sum(part.evictions for part in parts),
-        evicted_tokens=sum(part.evicted_tokens for part in parts),
-        resident=last.resident,
-        budget=int(tokens) if tokens else None,
-        density=number(budget, "density") or number(options, "density"),
-        cache_bytes=last.cache_bytes,
-        peak_bytes=max(part.peak_bytes for part in parts),
-        started=_started(folder, facts, parts[0]),
-        seconds=number(facts, "seconds") or last.seconds,
-        task=text(section(facts, "task"), "instance") or text(item, "instance_id") or _task(folder),
-        model=text(section(facts, "model"), "name") or text(options, "model"),
-        method=text(facts, "method") or text(options, "method"),
-        protocol=text(facts, "protocol") or text(options, "protocol"),
-    )
-
-
-def attempt_folders(folder: Path) -> list[Path]:
-    """Where the attempts of a run are kept: its folder, or those in it, in order."""
-    found = []
-    for path in _folders(folder):
-        if number := _ATTEMPT.fullmatch(path.name):
-            found.append((int(number[1]), path))
-    return [path for _, path in sorted(found)] or [folder]
 
 
 def find_run(name: str, root: Path) -> Path:
@@ -204,7 +85,7 @@ def _matching(name: str, runs: list[Path], root: Path) -> list[Path]:
 
 
 def _nearest(name: str, runs: list[Path], root: Path) -> str:
-    parts = {part for run in runs for part in (run.name, _task(run), _within(run, root))}
+    parts = {part for run in runs for part in (run.name, task_of(run), _within(run, root))}
     near = difflib.get_close_matches(name, sorted(parts), n=3, cutoff=0.4)
     if near:
         return f"near to it: {', '.join(near)}"
@@ -241,201 +122,10 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
 def _is_run(folder: Path, names: dict[str, bool]) -> bool:
     if TRAJECTORY in names:
         return True
-    if _MANIFEST in names:  # a batch's own folder
+    if MANIFEST in names:  # a batch's own folder
         return False
-    own, attempts = _OWN_NAME.fullmatch(folder.name), any(map(_ATTEMPT.fullmatch, names))
+    own, attempts = OWN_NAME.fullmatch(folder.name), any(map(ATTEMPT.fullmatch, names))
     if REPORT in names or attempts:
         return bool(own) or (REPORT in names and attempts)
     # Before its model is loaded a run has its lock only.
     return bool(own) and set(names) <= {LOCK}
-
-
-def _folders(folder: Path) -> Iterator[Path]:
-    try:
-        with os.scandir(folder) as listed:
-            yield from [folder / entry.name for entry in listed if entry.is_dir()]
-    except OSError:
-        return
-
-
-# What was done so far
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One attempt, so far."""
-
-    report: dict[str, Any]
-    ended: bool
-    exit: str = ""
-    verdict: str = ""
-    resolved: bool = False
-    steps: int = 0
-    seen: int = 0
-    evictions: int = 0
-    evicted_tokens: int = 0
-    resident: int = 0
-    cache_bytes: int = 0
-    peak_bytes: int = 0
-    seconds: float | None = None
-    started: float | None = None
-
-
-def _attempts(folder: Path, report: dict[str, Any]) -> list[_Part]:
-    told = report.get("attempts")
-    if isinstance(told, list) and told and all(isinstance(data, dict) for data in told):
-        return [_reported(data) for data in told]
-    if "totals" in report:
-        return [_reported(report)]
-    return [_so_far(path, report if path == folder else {}) for path in attempt_folders(folder)]
-
-
-def _so_far(folder: Path, report: dict[str, Any]) -> _Part:
-    """From the attempt's own report, or its trajectory."""
-    report = report or read_object(folder / REPORT) or {}
-    if "totals" in report:
-        return _reported(report)
-    lines = Lines.read(folder)
-    stats = [section(step, "stats") for step in lines.steps]
-    last = stats[-1] if stats else {}
-    end = lines.end
-    return _Part(
-        report=report,
-        ended=end is not None,
-        exit=text(end, "exit"),
-        steps=len(stats),
-        evictions=sum(whole(s, "evictions") + whole(s, "forked_evictions") for s in stats),
-        evicted_tokens=sum(
-            whole(s, "evicted_tokens") + whole(s, "forked_evicted_tokens") for s in stats
-        ),
-        peak_bytes=max((whole(s, "peak_bytes") for s in stats), default=0),
-        started=number(lines.entries[0], "time") if lines.entries else None,
-        seconds=number(end, "seconds"),
-        seen=whole(last, "seen"),
-        resident=whole(last, "resident"),
-        cache_bytes=whole(last, "cache_bytes"),
-    )
-
-
-def _reported(report: dict[str, Any]) -> _Part:
-    totals, verdict = section(report, "totals"), section(report, "verdict")
-    turns = report.get("turns")
-    last = turns[-1] if isinstance(turns, list) and turns else {}
-    return _Part(
-        report=report,
-        ended=True,
-        exit=text(report, "exit"),
-        verdict=text(verdict, "status"),
-        resolved=verdict.get("resolved") is True,
-        steps=whole(totals, "steps"),
-        evictions=whole(totals, "evictions") + whole(totals, "forked_evictions"),
-        evicted_tokens=whole(totals, "evicted_tokens") + whole(totals, "forked_evicted_tokens"),
-        peak_bytes=whole(totals, "peak_bytes"),
-        seconds=number(totals, "seconds"),
-        seen=whole(last, "seen"),
-        resident=whole(last, "resident"),
-        cache_bytes=whole(last, "cache_bytes"),
-    )
-
-
-def _started(folder: Path, report: dict[str, Any], part: _Part) -> float:
-    try:
-        return datetime.fromisoformat(text(report, "started")).timestamp()
-    except ValueError:
-        pass
-    if part.started is not None:
-        return part.started
-    try:
-        return folder.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _task(folder: Path) -> str:
-    """The task, as far as the folder's name has it."""
-    if _OWN_NAME.fullmatch(folder.name):
-        return folder.name[16:-5]
-    return folder.parent.name if _batch_of(folder) else ""
-
-
-# How it stands
-
-
-def _state(
-    folder: Path, report: dict[str, Any] | None, parts: list[_Part], held: bool | None
-) -> tuple[str, str]:
-    """The state, and why it is that one where it is not plain."""
-    exits = {part.exit for part in parts}
-    if report is None:
-        return _without_report(folder, parts, held)
-    said = report.get("state")
-    if said == RUNNING:
-        return _alive(report, held)
-    if said == FAILED:
-        return FAILED, text(report, "error").partition("\n")[0]
-    if said == INTERRUPTED or INTERRUPTED in exits:
-        return INTERRUPTED, ""
-    # The report of one attempt, as it is kept before all are over, has no state.
-    if said == FINISHED or (said is None and "totals" in report):
-        return (FAILED if exits <= FAILURES else FINISHED), ""
-    return DAMAGED, f"{REPORT} says nothing of how it stands"
-
-
-def _without_report(folder: Path, parts: list[_Part], held: bool | None) -> tuple[str, str]:
-    if (folder / REPORT).exists():
-        return DAMAGED, f"{REPORT} cannot be read"
-    batch = _batch_of(folder)
-    if batch is not None:
-        # What the batch left when it was killed is older than the process that holds its folder.
-        old = _started(folder, {}, parts[0]) < _held_since(batch)
-        if held and not old and ".try-" not in folder.name:
-            return RUNNING, "being graded" if parts[0].ended else ""
-        return DIED, "its batch makes it again"
-    if all(part.started is None for part in parts):
-        return (RUNNING, "starting") if held else (DIED, "before it began")
-    return DAMAGED, f"there is no {REPORT}"
-
-
-def _alive(report: dict[str, Any], held: bool | None) -> tuple[str, str]:
-    """Whether a run that said it runs does so. Its process holds the folder's lock; older ones
-    have a process id at most."""
-    if held:
-        return RUNNING, ""
-    host, pid = text(report, "host"), whole(report, "pid")
-    if host and host != socket.gethostname():
-        return UNCLEAR, f"it said that it runs on {host}"
-    if held is None and not pid:
-        return UNCLEAR, "it said that it runs; it was made by an older version"
-    if held is None and _process(pid):
-        return RUNNING, ""
-    return DIED, f"process {pid} is gone" if pid else "its process is gone"
-
-
-def _resumable(folder: Path) -> bool:
-    """Whether `agent run --resume` finds a state to go on from."""
-    return any(StateFolder(path).begun for path in attempt_folders(folder))
-
-
-def _batch_of(folder: Path) -> Path | None:
-    """The folder of the batch that a run is part of."""
-    runs = folder.parent.parent
-    return runs.parent if runs.name == "runs" and (runs.parent / _MANIFEST).is_file() else None
-
-
-def _held_since(batch: Path) -> float:
-    """When the process that holds a batch's folder, or held it last, took it."""
-    try:
-        words = (batch / LOCK).read_text(encoding="utf-8", errors="replace").split()
-        return time.mktime(time.strptime(" ".join(words[2:4]), "%Y-%m-%d %H:%M:%S"))
-    except (OSError, ValueError, OverflowError):
-        return 0.0
-
-
-def _process(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True

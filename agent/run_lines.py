@@ -38,21 +38,20 @@ class Lines:
         lines.poll()
         return lines
 
-    def poll(self) -> bool:
-        """Read what was added. True if the file is another one than before, as it is when a run
-        goes on from an earlier turn: then all lines were read anew."""
+    def poll(self) -> None:
+        """Read what was added; all lines anew where the file is another one than before, as it is
+        when a run goes on from an earlier turn."""
         try:
             with (self.folder / TRAJECTORY).open("rb") as file:
-                found = _status(file.fileno())
-                anew = bool(self._file) and (found[0] != self._file or found[1] < self._offset)
-                if anew:
+                found = os.fstat(file.fileno())
+                if self._file and (found.st_ino != self._file or found.st_size < self._offset):
                     self.entries, self.damaged = [], []
                     self._offset = self._count = 0
-                self._file = found[0]
+                self._file = found.st_ino
                 file.seek(self._offset)
                 data = file.read()
         except OSError:
-            return False
+            return
         whole, end, rest = data.rpartition(b"\n")
         self.torn = bool(rest)
         self._offset += len(whole) + len(end)
@@ -63,7 +62,6 @@ class Lines:
                 self.damaged.append(self._count)
             else:
                 self.entries.append(entry)
-        return anew
 
     @property
     def start(self) -> dict[str, Any]:
@@ -136,8 +134,3 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
         return None
     return entry
-
-
-def _status(handle: int) -> tuple[int, int]:
-    found = os.fstat(handle)
-    return found.st_ino, found.st_size

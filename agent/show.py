@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,106 +11,17 @@ from rich.console import Console, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
-from agent.display import safe, show_patch
-from agent.run_index import (
-    INTERRUPTED,
-    RUNNING,
-    RunEntry,
-    attempt_folders,
-    read_run,
-)
-from agent.run_lines import Lines, number, read_object, section, text, whole
-from agent.trajectory import PATCH, REPORT
+from agent.display import call_text, ended_line, safe, shortened, show_patch, size, verdict_line
+from agent.replay import Replay
+from agent.run_entry import FAILURES, INTERRUPTED, RUNNING, RunEntry
+from agent.run_lines import number, section, text, whole
+from agent.trajectory import PATCH
 
-_BAR, _LINES, _WIDTH = 20, 24, 400  # of the fill; of a text that is not shown in full
+_BAR, _WIDTH = 20, 400  # of the fill; of lines that are not shown in full
 _PATCH_LINES, _RULE = 200, 100
 _LEVELS = "▁▂▃▄▅▆▇█"
 _COLOURS = ("red", "yellow", "green")
 _MOST_SHARES = 256
-
-
-class NoSuchStep(Exception):
-    """Steps or attempts that the run does not have; the text says which there are."""
-
-
-@dataclass(slots=True)
-class Replay:
-    """One attempt of a run: what its reports and its trajectory say."""
-
-    run: RunEntry
-    folder: Path
-    report: Mapping[str, Any]
-    lines: Lines
-    attempt: int
-    attempts: int
-
-    @property
-    def budget(self) -> int | None:
-        """Tokens that the cache holds, if it has such a limit."""
-        return self.run.budget
-
-    def data(self, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """As plain data, with these steps."""
-        try:
-            patch = (self.folder / PATCH).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            patch = None
-        return {
-            "attempt": self.attempt,
-            "folder": str(self.folder),
-            "start": self.lines.start or None,
-            "steps": list(steps),
-            "resumed": self.lines.of("resume"),
-            "end": self.lines.end,
-            "patch": patch,
-            "damaged_lines": self.lines.damaged,
-            "torn": self.lines.torn,
-        }
-
-
-def load(folder: Path, attempt: int | None = None) -> list[Replay]:
-    """The attempts of a run, or the one asked for. Raises NoSuchStep."""
-    run, report = read_run(folder), read_object(folder / REPORT) or {}
-    folders = attempt_folders(folder)
-    count = len(folders)
-    if run.state == RUNNING:  # others may follow
-        count = max(count, whole(section(report, "options"), "attempts"))
-    wanted = range(1, len(folders) + 1)
-    if attempt is not None:
-        if attempt not in wanted:
-            raise NoSuchStep(f"--attempt {attempt}: {folder.name} has {_count(len(folders))}")
-        wanted = range(attempt, attempt + 1)
-    return [
-        Replay(
-            run=run,
-            folder=folders[n - 1],
-            report={**report, **_own_report(folder, folders[n - 1], report, n)},
-            lines=Lines.read(folders[n - 1]),
-            attempt=n,
-            attempts=count,
-        )
-        for n in wanted
-    ]
-
-
-def chosen(replay: Replay, steps: str | None) -> list[dict[str, Any]]:
-    """Steps `N`, `A:B` (both included), `A:` or `:B` of a run; negative ones count from the end.
-
-    Raises NoSuchStep for another form, and where there is none of them.
-    """
-    found = replay.lines.steps
-    if steps is None:
-        return found
-    first, colon, last = steps.partition(":")
-    try:
-        begin = _step(first or "1", len(found))
-        end = _step(last or "-1", len(found)) if colon else begin
-    except ValueError:
-        raise NoSuchStep(f"--steps {steps}: give N, A:B, A: or :B") from None
-    picked = found[max(begin, 1) - 1 : max(end, 0)]
-    if not picked:
-        raise NoSuchStep(f"no step {steps}: {replay.run.name} has {len(found)}")
-    return picked
 
 
 class Show:
@@ -130,7 +40,7 @@ class Show:
     def head(self, replay: Replay) -> None:
         """What the run is."""
         for label, words in _facts(replay):
-            self._print(Text.assemble((f"{label:<9} ", "dim"), _clean(words)))
+            self._print(Text.assemble((f"{label:<9} ", "dim"), safe(words)))
 
     def entry(self, replay: Replay, entry: Mapping[str, Any]) -> None:
         """A line of the trajectory; those that have a place elsewhere, and unknown ones, are
@@ -155,16 +65,16 @@ class Show:
         self._rule(Text(title, "bold"), "dim")
         if thought := text(entry, "thought"):
             self._print(Text(self._short(thought)))
-        call = section(entry, "call")
-        if call:
-            self._print(self._call(call))
+        if call := section(entry, "call"):
+            name, arguments = text(call, "name"), section(call, "arguments")
+            self._print(call_text(name, arguments, self._short))
         else:
-            problem = _clean(text(entry, "problem")).strip().partition("\n")[0]
+            problem = safe(text(entry, "problem")).strip().partition("\n")[0]
             self._print(Text(f"no call: {problem or 'nothing is known of it'}", "yellow"))
         if entry.get("finish") == "length":
             self._print(Text("the reply was cut off at its limit", "yellow"))
         self._print(Text(self._short(text(entry, "observation")), "dim"))
-        for line in turn(entry, replay.budget):
+        for line in turn(entry, replay.run.budget):
             self._print(line)
 
     def end(self, replay: Replay) -> None:
@@ -178,57 +88,29 @@ class Show:
         if not reason:
             self._stand(standing(replay.run, torn=lines.torn))
             return
-        detail = _clean(text(report, "detail") or text(lines.end, "detail")).strip()
-        # The last line of a trace says what it was; of any other detail the first does.
-        why = detail.splitlines()[-1 if reason == "error" else 0] if detail else ""
-        self._print(Text(f"ended: {_clean(reason)}" + (f" ({why})" if why else "")))
+        self._print(ended_line(reason, text(report, "detail") or text(lines.end, "detail")))
         self._print(Text(_costs(replay)))
-        verdict = section(report, "verdict")
-        if verdict:
-            self._print(_verdict(verdict))
+        if verdict := section(report, "verdict"):
+            self._print(verdict_line(verdict))
         elif replay.run.state == RUNNING:
             self._print(Text("no verdict yet: the run goes on", "dim"))
-        if replay.run.resumable and reason in (INTERRUPTED, "error", "sandbox_lost"):
+        if replay.run.resumable and reason in {INTERRUPTED, *FAILURES}:
             self._stand(standing(replay.run))
         self._patch(replay.folder)
 
     def _start(self, entry: Mapping[str, Any]) -> None:
         ids = entry.get("ids")
-        size = ids[-1] if isinstance(ids, list) and ids and isinstance(ids[-1], int) else 0
-        words = f"turn 0: {size:,} tokens of instructions, issue and code"
+        tokens = ids[-1] if isinstance(ids, list) and ids and isinstance(ids[-1], int) else 0
+        words = f"turn 0: {tokens:,} tokens of instructions, issue and code"
         self._print(Text(words, "dim"))
         if self.full:
             for role in ("system", "user"):
                 self._print(Text(f"{role}:", "cyan"))
-                self._print(Text(_clean(text(entry, role)).rstrip("\n")))
-
-    def _call(self, call: Mapping[str, Any]) -> Text:
-        shown = Text(_clean(text(call, "name") or "?"), "bold cyan")
-        long = {}
-        for key, value in section(call, "arguments").items():
-            words = _clean(value if isinstance(value, str) else repr(value))
-            if "\n" in words or len(words) > 60:
-                long[key] = words
-            else:
-                shown.append(f" {_clean(key)}=", "cyan").append(words, "default not bold")
-        for key, words in long.items():
-            shown.append(f"\n  {_clean(key)}:\n", "cyan")
-            shown.append(self._short(words), "default not bold")
-        return shown
+                self._print(Text(safe(text(entry, role)).rstrip("\n")))
 
     def _short(self, words: str) -> str:
-        """A text without its middle, and without the rest of very long lines."""
-        lines = _clean(words).rstrip("\n").split("\n")
-        if self.full:
-            return "\n".join(lines)
-        if len(lines) > _LINES:
-            half = _LINES // 2
-            left = f"[... {len(lines) - 2 * half} lines ...]"
-            lines = [*lines[:half], left, *lines[-half:]]
-        return "\n".join(
-            line if len(line) <= _WIDTH else f"{line[:_WIDTH]} [... {len(line) - _WIDTH} more]"
-            for line in lines
-        )
+        words = safe(words).rstrip("\n")
+        return words if self.full else shortened(words, _WIDTH)
 
     def _patch(self, folder: Path) -> None:
         try:
@@ -262,7 +144,7 @@ def turn(entry: Mapping[str, Any], budget: int | None) -> list[Text]:
     share = resident / of if of else 0.0
     bar = Text(f"cache     {_bar(share)} {resident:,} of {of:,} {what} ", "blue")
     bar.append(f"({share:.0%})", "bold yellow" if budget and share > 1 else "blue")
-    bar.append(f" · {_bytes(whole(stats, 'cache_bytes'))}")
+    bar.append(f" · {size(whole(stats, 'cache_bytes'))}")
     bar.append(f" · peak {whole(stats, 'peak_tokens'):,}")
     parts = []
     if forked := whole(stats, "forked"):
@@ -310,7 +192,7 @@ def held_bar(shares: object) -> Text | None:
 
 def standing(run: RunEntry, *, torn: bool = False) -> Text:
     """How a run stands that did not end, and what can be done."""
-    words = f"{run.state}" + (f": {_clean(run.why)}" if run.why else "")
+    words = run.state + (f": {safe(run.why)}" if run.why else "")
     if torn:
         words += "; its last line is not whole"
     if run.state == RUNNING:
@@ -323,14 +205,14 @@ def standing(run: RunEntry, *, torn: bool = False) -> Text:
 def duration(seconds: float) -> str:
     """So many seconds, in the two largest units."""
     total = max(0, round(seconds))
-    for size, unit, small, part in (
+    for length, unit, small, part in (
         (86_400, "d", 3_600, "h"),
         (3_600, "h", 60, "min"),
         (60, "min", 1, "s"),
     ):
-        if total >= size:
-            rest = total % size // small
-            return f"{total // size} {unit}" + (f" {rest} {part}" if rest else "")
+        if total >= length:
+            rest = total % length // small
+            return f"{total // length} {unit}" + (f" {rest} {part}" if rest else "")
     return f"{total} s"
 
 
@@ -353,7 +235,7 @@ def _facts(replay: Replay) -> Iterator[tuple[str, str]]:
     yield "cache", ", ".join(filter(None, [run.method or "?", run.protocol, *_config(replay)]))
     options, tools = section(report, "options"), section(report, "tool_set")
     limits, sampling = section(tools, "limits"), section(report, "sampling")
-    words = [f"{text(tools, 'name') or text(options, 'tools') or '?'}"]
+    words = [text(tools, "name") or text(options, "tools") or "?"]
     words += [f"{whole(limits, name):,} {unit}" for name, unit in _LIMITS if name in limits]
     words += [f"{name} {sampling[name]}" for name in ("temperature", "top_p") if name in sampling]
     yield "tools", ", ".join(words)
@@ -381,15 +263,6 @@ def _config(replay: Replay) -> list[str]:
     return words
 
 
-def _own_report(run: Path, own: Path, report: Mapping[str, Any], attempt: int) -> dict[str, Any]:
-    if own == run:
-        return {}
-    told = report.get("attempts")
-    if isinstance(told, list) and attempt <= len(told) and isinstance(told[attempt - 1], dict):
-        return told[attempt - 1]
-    return read_object(own / REPORT) or {}
-
-
 def _costs(replay: Replay) -> str:
     totals, end = section(replay.report, "totals"), replay.lines.end
     words = [
@@ -402,7 +275,7 @@ def _costs(replay: Replay) -> str:
         for name, key in _PHASES
         if number(totals, key) is not None
     ]
-    evictions = _clean(text(replay.report, "evictions"))
+    evictions = safe(text(replay.report, "evictions"))
     line = ", ".join(words)
     line += f" ({', '.join(phases)})" if phases else ""
     return line + (f"; {evictions}" if evictions else "")
@@ -414,34 +287,6 @@ _PHASES = (
     ("eviction", "eviction_seconds"),
     ("tools", "tool_seconds"),
 )
-
-
-def _verdict(verdict: Mapping[str, Any]) -> Text:
-    if verdict.get("resolved") is True:
-        return Text("verdict: RESOLVED", "bold green")
-    counts = []
-    for name in ("fail_to_pass", "pass_to_pass"):
-        tests = section(verdict, name)
-        if tests:
-            passed = sum(outcome == "passed" for outcome in tests.values())
-            counts.append(f"{passed} of {len(tests)} {name.upper()} pass")
-    why = "; ".join(counts) or _clean(text(verdict, "detail")).strip().partition("\n")[0][:200]
-    status = _clean(text(verdict, "status") or "?")
-    return Text(f"verdict: {status}" + (f" ({why})" if why else ""), "bold red")
-
-
-def _clean(words: str) -> str:
-    """Text that can be printed whatever it holds, and steers nothing."""
-    return safe(words.encode("utf-8", errors="replace").decode("utf-8"))
-
-
-def _step(word: str, count: int) -> int:
-    at = int(word)
-    return at if at > 0 else count + 1 + at
-
-
-def _count(attempts: int) -> str:
-    return "one attempt" if attempts == 1 else f"{attempts} attempts"
 
 
 def _bar(share: float) -> str:
@@ -464,7 +309,3 @@ def _work(count: int, seconds: float | None) -> str:
 def _seconds(data: object, key: str) -> str:
     seconds = number(data, key)
     return "? s" if seconds is None else f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from commands import SOURCE, only_run, report, run_repo
 from rich.console import Console
-from scripted import ScriptedProtocol, byte_tokenizer, xml
-from transformers import LlamaConfig, LlamaForCausalLM
-from typer.testing import CliRunner
+from scripted import ScriptedProtocol, xml
 
 from agent import attempt, cli_runs
-from agent.cli import app
 from agent.protocol import Reply
 
 BEGAN = 1_800_000_000  # 2027-01-15 08:00:00 UTC
-SOURCE = "def double(x):\n    return x + x + 1\n"
 FIX = xml("edit", "One too many.", path="calc.py", start="2", text="    return x + x")
 LONG = xml("run", command="seq 1 60; printf '\\033[2J[red]not red[/red]'")
 SCRIPT = [LONG, "no call at all", FIX, xml("submit")]
@@ -52,66 +48,65 @@ class Evicting(ScriptedProtocol):
 
 
 @cache
-def finished_run(base: Path) -> Path:
+def finished_run(base: Path, model: Path) -> Path:
     """One of four steps. Not to be changed: copies are."""
-    return make_run(base / "kept-run")
+    return make_run(base / "kept-run", model)
 
 
 @cache
-def two_attempts(base: Path) -> Path:
+def two_attempts(base: Path, model: Path) -> Path:
     """A run of two attempts, of four steps and of two. Not to be changed."""
     scripts = [SCRIPT, [FIX, xml("submit")]]
-    return make_run(base / "kept-attempts", "--attempts", "2", scripts=scripts)
+    return make_run(base / "kept-attempts", model, "--attempts", "2", scripts=scripts)
 
 
-def make_run(parent: Path, *more: str, scripts: Iterable[list[str]] = (SCRIPT,)) -> Path:
+def kept(make: Callable[[Path, Path], Path]) -> Any:
+    """A fixture of one of these, called as the name that it is given in a module of tests."""
+
+    @pytest.fixture
+    def fixture(
+        tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, bubblewrap_works: None
+    ) -> Path:
+        return make(tmp_path_factory.getbasetemp(), tiny_model)
+
+    return fixture
+
+
+def make_run(
+    parent: Path, model: Path, *more: str, scripts: Iterable[list[str]] = (SCRIPT,)
+) -> Path:
     """A run of `agent run` with a script in the place of a model, its clock times made the same."""
-    torch.manual_seed(0)
-    tokenizer, model = byte_tokenizer(), parent / "tiny"
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=32_768,
-    )
-    LlamaForCausalLM(config).save_pretrained(model)
-    tokenizer.save_pretrained(model)
-    (parent / "calc").mkdir(parents=True, exist_ok=True)
+    (parent / "calc").mkdir(parents=True)
     (parent / "calc/calc.py").write_text(SOURCE)
     said = iter(scripts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             attempt, "make_protocol", lambda _, __, chat, *___, **____: Evicting(chat, next(said))
         )
-        run(
-            "run", "--repo", parent / "calc", "--issue", "double(2) is 5", "--model", model,
-            "--out", parent / "made", "--sandbox", "bubblewrap", "--dtype", "float32", "--budget",
-            "512", "--tools", "compact", "--set", "dialect=xml_calls", "--steps", "8",
+        status, text = run_repo(
+            model, parent / "calc", parent / "made", "--budget", "512", "--steps", "8",
             "--max-tokens", "12000", "--wall-time", "600", "--temperature", "0.6", "--top-p",
             "0.95", "--quiet", *more,
         )  # fmt: skip
-    (folder,) = (parent / "made").iterdir()
-    return settled(folder)
+    assert status == 0, text
+    return settled(only_run(parent / "made"))
 
 
 def settled(folder: Path) -> Path:
     """The run without what differs from one making to the next."""
     for path in [folder, *folder.glob("attempt-*")]:
-        report = json.loads((path / "report.json").read_text())
-        for part in (report, *report.get("attempts", [])):
+        data = report(path)
+        for part in (data, *data.get("attempts", [])):
             part.get("totals", {}).update(seconds=75.0, tool_seconds=0.5, tokens=1601)
         known = {"started": "2027-01-15T08:00:00Z", "seconds": 90.0, "git_commit": "0123456789ab"}
-        report.update({key: value for key, value in known.items() if key in report})
+        data.update({key: value for key, value in known.items() if key in data})
         for key in ("pid", "host"):
-            report.pop(key, None)
+            data.pop(key, None)
         (path / ".lock").unlink(missing_ok=True)
-        if "versions" in report:
-            report["versions"] = {"python": "3.11.7", "nexus-agent": None, "torch": "2.0"}
-            report["model"]["sha256"] = "ab" * 32
-        (path / "report.json").write_text(json.dumps(report))
+        if "versions" in data:
+            data["versions"] = {"python": "3.11.7", "nexus-agent": None, "torch": "2.0"}
+            data["model"]["sha256"] = "ab" * 32
+        (path / "report.json").write_text(json.dumps(data))
         if (path / "trajectory.jsonl").exists():
             rewrite(path, _same)
     return folder
@@ -139,35 +134,28 @@ def rewrite(folder: Path, change: Any) -> None:
     file.write_text("".join(json.dumps(change(n, line)) + "\n" for n, line in enumerate(lines)))
 
 
-def copied(folder: Path, parent: Path, name: str, **report: Any) -> Path:
+def copied(folder: Path, parent: Path, name: str, /, **told: Any) -> Path:
     """A copy of a run under another name, with other values in its report."""
     place = parent / name
     shutil.copytree(folder, place)
-    data = json.loads((place / "report.json").read_text())
-    data.update(report)
-    (place / "report.json").write_text(json.dumps(data))
+    tell(place, **told)
     return place
 
 
-def going_on(folder: Path, parent: Path, name: str, *, steps: int, **report: Any) -> Path:
+def tell(folder: Path, /, *without: str, **told: Any) -> None:
+    """Give a report other values, and take some away."""
+    data = {key: value for key, value in report(folder).items() if key not in without}
+    (folder / "report.json").write_text(json.dumps({**data, **told}))
+
+
+def going_on(folder: Path, parent: Path, name: str, /, *, steps: int, **told: Any) -> Path:
     """The same, as it was after so many steps."""
     place = copied(folder, parent, name)
-    data = json.loads((place / "report.json").read_text())
-    for key in ("exit", "detail", "verdict", "patch", "totals", "turns", "evictions", "prediction"):
-        data.pop(key, None)
-    data.update({"state": "running", **report})
-    (place / "report.json").write_text(json.dumps(data))
+    ends = ("exit", "detail", "verdict", "patch", "totals", "turns", "evictions", "prediction")
+    tell(place, *ends, **{"state": "running", **told})
     lines = (place / "trajectory.jsonl").read_text().splitlines(keepends=True)
     (place / "trajectory.jsonl").write_text("".join(lines[: 1 + steps]))
     return place
-
-
-def run(*arguments: object) -> tuple[int, str]:
-    """A command, its status and all that it printed."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
 
 
 def at_width(patch: pytest.MonkeyPatch, width: int, **more: Any) -> None:

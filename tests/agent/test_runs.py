@@ -10,49 +10,33 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import agent, report
 from kept_runs import (
     at_width,
     copied,
     finished_run,
     going_on,
     golden,
+    kept,
     plain,
     rewrite,
-    run,
+    tell,
     two_attempts,
 )
 
-from agent import cli_runs, run_index
-from agent.run_index import NoSuchRun, find_run, read_run, read_runs
+from agent import cli_runs, run_entry
+from agent.folder_lock import LOCK, folder_lock
+from agent.run_entry import read_run
+from agent.run_index import NoSuchRun, find_run, read_runs
 from agent.run_lines import Lines
 
-pytestmark = pytest.mark.usefixtures("bubblewrap_works")
-
-
-@pytest.fixture
-def made(tmp_path_factory: pytest.TempPathFactory, bubblewrap_works: None) -> Path:
-    return finished_run(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture
-def several(tmp_path_factory: pytest.TempPathFactory, bubblewrap_works: None) -> Path:
-    return two_attempts(tmp_path_factory.getbasetemp())
-
-
-@contextmanager
-def held(lock: Path, words: str = "") -> Iterator[None]:
-    """The lock that the process of a run has."""
-    with lock.open("w") as file:
-        file.write(words)
-        file.flush()
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+made, several = kept(finished_run), kept(two_attempts)
 
 
 def ended() -> int:
@@ -88,7 +72,7 @@ def test_counts_of_a_run_that_goes_on_are_those_of_its_trajectory(
     made: Path, tmp_path: Path
 ) -> None:
     place = going_on(made, tmp_path, NAME.format(1, 1), steps=3)
-    with held(place / ".lock"):
+    with folder_lock(place):
         entry = read_run(place)
     assert (entry.state, entry.why, entry.exit) == ("running", "", "")
     assert (entry.steps, entry.seen, entry.resident) == (3, 1200, 512)
@@ -111,29 +95,43 @@ def test_a_run_lives_while_its_lock_is_held_or_its_process_there(
         ({}, False, "died", "its process is gone"),
         ({}, None, "unclear", "it said that it runs; it was made by an older version"),
     ]
-    for number, (report, lock, state, why) in enumerate(known):
-        place = going_on(made, tmp_path, NAME.format(number, 1), steps=2, **report)
-        (place / ".lock").unlink(missing_ok=True)
-        for key in {"pid", "host"} - set(report):
-            data = json.loads((place / "report.json").read_text())
-            data.pop(key, None)
-            (place / "report.json").write_text(json.dumps(data))
+    for number, (told, lock, state, why) in enumerate(known):
+        place = going_on(made, tmp_path, NAME.format(number, 1), steps=2, **told)
         if lock is None:
             entry = read_run(place)
         elif lock:
-            with held(place / ".lock"):
+            with folder_lock(place):
                 entry = read_run(place)
         else:
-            (place / ".lock").touch()
+            (place / LOCK).touch()
             entry = read_run(place)
         assert (entry.state, entry.why) == (state, why), number
 
 
 def test_to_look_at_a_run_does_not_stop_another_who_looks(made: Path, tmp_path: Path) -> None:
     place = going_on(made, tmp_path, NAME.format(1, 1), steps=1)
-    with (place / ".lock").open("w") as file:
+    with (place / LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         assert read_run(place).state == "died"
+
+
+def test_a_run_that_ends_while_it_is_looked_at_has_not_died(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = going_on(made, tmp_path, NAME.format(1, 1), steps=3)
+    read = run_entry.read_object
+    with ExitStack() as lock:
+        lock.enter_context(folder_lock(place))
+
+        def read_before_it_ends(path: Path) -> dict[str, Any] | None:
+            data = read(path)
+            tell(place, **report(made))
+            lock.close()
+            return data
+
+        monkeypatch.setattr(run_entry, "read_object", read_before_it_ends)
+        assert read_run(place).state == "running"
+        assert read_run(place).state == "finished"
 
 
 def test_other_ends(made: Path, tmp_path: Path) -> None:
@@ -146,19 +144,19 @@ def test_other_ends(made: Path, tmp_path: Path) -> None:
         ({"state": "failed", "error": "OSError: disk\nfull"}, "failed", "OSError: disk"),
         ({"state": 7, "exit": "submitted"}, "damaged", "report.json says nothing of how it stands"),
     ]
-    for number, (report, state, why) in enumerate(cases):
-        entry = read_run(copied(made, tmp_path, NAME.format(number, 2), **report))
+    for number, (told, state, why) in enumerate(cases):
+        entry = read_run(copied(made, tmp_path, NAME.format(number, 2), **told))
         assert (entry.state, entry.why) == (state, why)
 
 
 def test_what_can_go_on(made: Path, several: Path, tmp_path: Path) -> None:
     alone = going_on(made, tmp_path, NAME.format(1, 1), steps=2, pid=ended())
-    (alone / ".lock").touch()
+    (alone / LOCK).touch()
     assert not read_run(alone).resumable
     (alone / "state").mkdir()
     (alone / "state/turn-000002.json").touch()
     assert read_run(alone).resumable
-    with held(alone / ".lock"):
+    with folder_lock(alone):
         assert not read_run(alone).resumable
     two = copied(several, tmp_path, NAME.format(1, 2), state="interrupted")
     assert not read_run(two).resumable
@@ -173,16 +171,15 @@ def test_attempts_are_one_run(several: Path, tmp_path: Path) -> None:
     assert (entry.seen, entry.evictions, entry.evicted_tokens) == (800, 7, 700)
     assert entry.seconds == 90.0
     graded = copied(several, tmp_path, NAME.format(1, 1))
-    data = json.loads((graded / "report.json").read_text())
-    data["attempts"][0]["verdict"] = {"resolved": False, "status": "unresolved"}
-    data["attempts"][1]["verdict"] = {"resolved": True, "status": "resolved"}
-    (graded / "report.json").write_text(json.dumps(data))
+    first, second = report(graded)["attempts"]
+    first["verdict"] = {"resolved": False, "status": "unresolved"}
+    second["verdict"] = {"resolved": True, "status": "resolved"}
+    tell(graded, attempts=[first, second])
     assert (read_run(graded).verdict, read_run(graded).resolved) == ("1 of 2 resolved", 1)
     # The first attempt has ended, the second goes on.
-    data.pop("attempts")
-    (graded / "report.json").write_text(json.dumps({**data, "state": "running"}))
+    tell(graded, "attempts", state="running")
     (graded / "attempt-2/report.json").unlink()
-    with held(graded / ".lock"):
+    with folder_lock(graded):
         entry = read_run(graded)
     assert (entry.state, entry.attempts, entry.steps) == ("running", 2, 6)
     assert [run.name for run in read_runs(tmp_path)] == [graded.name]
@@ -231,7 +228,7 @@ def test_damaged_and_foreign_files_do_not_break_the_list(made: Path, tmp_path: P
     }
     entry = read_run(torn)
     assert (entry.steps, entry.seen, entry.exit) == (4, 1600, "")
-    status, text = run("runs", root)
+    status, text = agent("runs", root)
     assert status == 0
     assert "7 damaged, 1 died, 1 finished" in " ".join(text.split())
 
@@ -239,7 +236,7 @@ def test_damaged_and_foreign_files_do_not_break_the_list(made: Path, tmp_path: P
 def test_a_run_that_loads_its_model_is_listed(tmp_path: Path) -> None:
     place = tmp_path / NAME.format(1, 1)
     place.mkdir()
-    with held(place / ".lock"):
+    with folder_lock(place):
         assert states(tmp_path) == {place.name: ("running", "starting")}
     assert states(tmp_path) == {place.name: ("died", "before it began")}
 
@@ -264,7 +261,7 @@ def batch(made: Path, tmp_path: Path) -> Path:
     runs.mkdir(parents=True)
     (root / "manifest.json").write_text('{"format": 1, "sessions": []}')
     (root / "report.json").write_text('{"format": 1, "state": "interrupted", "totals": {}}')
-    (root / ".lock").touch()
+    (root / LOCK).touch()
     options = {"method": "snapkv", "protocol": "full_context", "budget": 64, "model": "m"}
     done = copied(
         made, runs, "nexus-b64-0123456789", item={"instance_id": "shop-1", "options": options},
@@ -290,25 +287,26 @@ def test_runs_of_a_batch(batch: Path) -> None:
     assert (done.task, done.method, done.resolved) == ("shop-1", "nexus", 1)
     gone = read_run(batch / "runs/shop-1/run-aaaaaaaaaa")
     assert (gone.task, gone.handle, gone.steps) == ("shop-1", "aaaaaaaaaa", 2)
-    assert [row["name"] for row in json.loads(run("runs", batch, "--json")[1])] == [
+    assert [row["name"] for row in json.loads(agent("runs", batch, "--json")[1])] == [
         "run-aaaaaaaaaa",
         "nexus-b64-0123456789",
     ]
-    assert len(json.loads(run("runs", batch, "--all", "--json")[1])) == 3
+    assert len(json.loads(agent("runs", batch, "--all", "--json")[1])) == 3
 
 
 def test_what_the_batch_makes_now_is_younger_than_its_process(batch: Path) -> None:
     folder = batch / "runs/shop-1/run-aaaaaaaaaa"
-    before = f"{os.getpid()} host 2027-01-14 00:00:00\n"  # the run began on the 15th
-    with held(batch / ".lock", before):
+    (batch / LOCK).write_text("1 host 2027-01-14 00:00:00\n")  # the run began on the 15th
+    with folder_lock(batch):
         assert read_run(folder).state == "running"
         assert read_run(folder.with_name(folder.name + ".try-1")).state == "died"
-    with held(batch / ".lock", f"{os.getpid()} host 2027-01-17 00:00:00\n"):
-        assert read_run(folder).state == "died"
-    with held(batch / ".lock", before), (folder / "trajectory.jsonl").open("a") as file:
-        file.write('{"kind": "end", "exit": "submitted"}\n')
-        file.flush()
+        with (folder / "trajectory.jsonl").open("a") as file:
+            file.write('{"kind": "end", "exit": "submitted"}\n')
         assert (read_run(folder).state, read_run(folder).why) == ("running", "being graded")
+    assert read_run(folder).state == "died"  # nobody works there
+    (batch / LOCK).write_text("1 host 2027-01-17 00:00:00\n")
+    with folder_lock(batch):
+        assert read_run(folder).state == "died"
 
 
 # The list
@@ -318,24 +316,24 @@ def test_the_list_looks_like_this(
     made: Path, several: Path, batch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_width(monkeypatch, 150)
-    monkeypatch.setattr(cli_runs.time, "time", lambda: 1_800_000_000 + 3 * 86_400)
+    monkeypatch.setattr(time, "time", lambda: 1_800_000_000 + 3 * 86_400)
     root = tmp_path / "runs"
     root.mkdir()
     copied(made, root, NAME.format(1, 1), started="2027-01-17T23:00:00Z")
     copied(several, root, NAME.format(2, 2), started="2027-01-17T22:00:00Z")
     died = going_on(made, root, NAME.format(3, 3), steps=2, pid=0, started="2027-01-17T21:00:00Z")
-    (died / ".lock").touch()
+    (died / LOCK).touch()
     (died / "state").mkdir()
     (died / "state/turn-000002.json").touch()
     batch.rename(root / "batch")
-    status, text = run("runs", root)
+    status, text = agent("runs", root)
     assert status == 0
     assert plain(text) == golden("list.txt")
 
 
 def test_what_has_no_room_is_named(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_width(monkeypatch, 80)
-    text = run("runs", made.parent)[1]
+    text = agent("runs", made.parent)[1]
     assert "protocol" not in text.splitlines()[0]
     assert max(map(len, text.splitlines())) <= 80
     assert re.search(r"a wider terminal shows .*method, protocol", " ".join(text.split()))
@@ -345,35 +343,35 @@ def test_the_newest_are_shown(made: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(cli_runs, "_SHOWN", 2)
     for number in range(5):
         copied(made, tmp_path, NAME.format(number, 1), started=f"2027-01-0{number + 1}T00:00:00Z")
-    text = run("runs", tmp_path)[1]
+    text = agent("runs", tmp_path)[1]
     found = re.findall(r"^20270115-0(\d)0000", text, re.M)
     assert found == ["4", "3"]
     assert "3 older ones with --all" in text
-    assert len(re.findall(r"^20270115", run("runs", tmp_path, "--all")[1], re.M)) == 5
+    assert len(re.findall(r"^20270115", agent("runs", tmp_path, "--all")[1], re.M)) == 5
 
 
 def test_reports_are_enough(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied(made, tmp_path, NAME.format(1, 1))
 
-    def read(folder: Path) -> Lines:
-        raise AssertionError(folder)
+    def poll(lines: Lines) -> None:
+        raise AssertionError(lines.folder)
 
-    monkeypatch.setattr(run_index.Lines, "read", read)
+    monkeypatch.setattr(Lines, "poll", poll)
     assert [entry.steps for entry in read_runs(tmp_path)] == [4]
 
 
 def test_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    status, text = run("runs")
+    status, text = agent("runs")
     assert (status, "`agent run` makes one" in text) == (0, True)
-    assert json.loads(run("runs", "--json")[1]) == []
-    status, text = run("runs", tmp_path / "none")
+    assert json.loads(agent("runs", "--json")[1]) == []
+    status, text = agent("runs", tmp_path / "none")
     assert (status, "there is no folder" in text) == (2, True)
 
 
 def test_what_a_folder_is_called_steers_nothing(made: Path, tmp_path: Path) -> None:
     copied(made, tmp_path, "\x1b[2J[red]x", state="failed", error="\x1b]0;title\x07why")
-    text = run("runs", tmp_path)[1]
+    text = agent("runs", tmp_path)[1]
     assert "\x1b" not in text
     assert "[2J[red]x" in text
     assert "why" in text
@@ -430,7 +428,7 @@ def test_names_that_are_no_run(
     (tmp_path / "nothing").mkdir()
     with pytest.raises(NoSuchRun, match=message):
         find_run(name, tmp_path)
-    status, text = run("show", name, "--dir", tmp_path)
+    status, text = agent("show", name, "--dir", tmp_path)
     assert (status, "error:" in text) == (2, True)
 
 

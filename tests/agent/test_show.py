@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import typer
+from commands import agent, report
 from kept_runs import (
     at_width,
     copied,
     finished_run,
     going_on,
     golden,
+    kept,
     plain,
     rewrite,
-    run,
+    tell,
     two_attempts,
 )
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent import cli_runs, show
+from agent import cli_runs, run_lines, show
+from agent.folder_lock import LOCK, folder_lock
 from agent.held import held_shares
 from agent.show import duration, held_bar, turn
 from agent.trajectory import Trajectory
 from cache import EvictingCache, preset
 from cache import prefill as fed
 
-pytestmark = pytest.mark.usefixtures("bubblewrap_works")
-
 NAME = "20270115-080000-shop-1-00a1"
 
-
-@pytest.fixture
-def made(tmp_path_factory: pytest.TempPathFactory, bubblewrap_works: None) -> Path:
-    return finished_run(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture
-def several(tmp_path_factory: pytest.TempPathFactory, bubblewrap_works: None) -> Path:
-    return two_attempts(tmp_path_factory.getbasetemp())
+made, several = kept(finished_run), kept(two_attempts)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +54,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def shown(*arguments: object) -> str:
-    status, text = run("show", *arguments)
+    status, text = agent("show", *arguments)
     assert status == 0, text
     return plain(text)
 
@@ -139,9 +133,7 @@ def test_some_steps(made: Path, flags: list[str], steps: list[int]) -> None:
     ],
 )
 def test_what_does_not_fit_ends_with_2(made: Path, flags: list[str], message: str) -> None:
-    import re
-
-    status, text = run("show", made, *flags)
+    status, text = agent("show", made, *flags)
     assert status == 2
     assert re.search(message, " ".join(text.split()))
 
@@ -149,7 +141,7 @@ def test_what_does_not_fit_ends_with_2(made: Path, flags: list[str], message: st
 def test_json_has_all(made: Path) -> None:
     data = json.loads(shown(made, "--json"))
     assert data["run"]["state"] == "finished"
-    assert data["report"] == json.loads((made / "report.json").read_text())
+    assert data["report"] == report(made)
     (attempt,) = data["attempts"]
     lines = [json.loads(line) for line in (made / "trajectory.jsonl").read_text().splitlines()]
     assert [attempt["start"], *attempt["steps"], attempt["end"]] == lines
@@ -206,11 +198,11 @@ def test_values_of_any_kind_are_survived(made: Path, tmp_path: Path, value: obje
         return odd if number % 2 else {**odd, "stats": stats, "call": calls[number % 4 // 2]}
 
     rewrite(place, change)
-    report = json.loads((place / "report.json").read_text())
-    for part in (dict.fromkeys(report, value), {**report, "totals": {"steps": value}}):
+    told = report(place)
+    for part in (dict.fromkeys(told, value), {**told, "totals": {"steps": value}}):
         (place / "report.json").write_text(json.dumps(part))
         assert "end ──" in shown(place)
-        run("runs", tmp_path)
+        agent("runs", tmp_path)
 
 
 def test_what_a_model_wrote_steers_nothing(made: Path, tmp_path: Path) -> None:
@@ -232,13 +224,12 @@ def test_what_a_model_wrote_steers_nothing(made: Path, tmp_path: Path) -> None:
 
 def test_what_stands_of_a_run_without_an_end(made: Path, tmp_path: Path) -> None:
     place = going_on(made, tmp_path, NAME, steps=2)
-    (place / ".lock").touch()
+    (place / LOCK).touch()
     assert "died: its process is gone\n" in shown(place)
     (place / "state").mkdir()
     (place / "state/turn-000002.json").touch()
     assert f"; `agent run --resume {place}` goes on\n" in shown(place)
-    with (place / ".lock").open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with folder_lock(place):
         text = shown(place)
         assert "running; `agent show 20270115-080000 --follow` watches it" in text
     assert "ended" not in text
@@ -369,7 +360,7 @@ def pages(monkeypatch: pytest.MonkeyPatch, keys: str | list[str], *arguments: ob
     monkeypatch.setattr(cli_runs, "_console", lambda: recorded)
     monkeypatch.setattr(cli_runs, "_at_a_terminal", lambda _: True)
     monkeypatch.setattr(typer, "getchar", key)
-    status, _ = run("show", *arguments, "-i")
+    status, _ = agent("show", *arguments, "-i")
     assert status == 0
     assert next(pressed, None) is None
     return screens
@@ -414,15 +405,21 @@ def test_following_a_run_to_its_end(
     place = going_on(made, tmp_path, NAME, steps=0)
     lines = (made / "trajectory.jsonl").read_text().splitlines(keepends=True)[1:]
     seen: list[str] = []
-    step = show.Show.step
+    read: list[str] = []
+    step, entry_of = show.Show.step, run_lines._entry
 
     def noted(self: show.Show, replay: Any, entry: Any) -> None:
         seen.append(entry["step"])
         step(self, replay, entry)
 
+    def noted_read(line: bytes) -> dict[str, Any] | None:
+        read.append(line.decode() + "\n")
+        return entry_of(line)
+
     monkeypatch.setattr(show.Show, "step", noted)
-    lock = (place / ".lock").open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    monkeypatch.setattr(run_lines, "_entry", noted_read)
+    lock = ExitStack()
+    lock.enter_context(folder_lock(place))
 
     pieces = iter([piece for line in lines for piece in (line[:30], line[30:])])
     counts: list[int] = []
@@ -433,12 +430,13 @@ def test_following_a_run_to_its_end(
             with (place / "trajectory.jsonl").open("a") as file:
                 file.write(piece)
             return
-        (place / "report.json").write_text((made / "report.json").read_text())
+        tell(place, **report(made))
         lock.close()
 
-    monkeypatch.setattr(cli_runs.time, "sleep", later)
+    monkeypatch.setattr(time, "sleep", later)
     text = shown(place, "--follow")
     assert counts == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4]  # half a line is no line
+    assert [line for line in read if line in lines] == lines  # each is read once
     body = text.partition("turn 0")[2]
     assert body == shown(made).partition("turn 0")[2]
 
@@ -448,8 +446,8 @@ def test_following_over_a_resumption(
 ) -> None:
     """Steps that were cut off and are made again are shown again; others are not."""
     place = going_on(made, tmp_path, NAME, steps=3)
-    lock = (place / ".lock").open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = ExitStack()
+    lock.enter_context(folder_lock(place))
     lines = (made / "trajectory.jsonl").read_text().splitlines(keepends=True)
     size = len("".join(lines[:3]))  # turn 0 and two steps
     looks = iter(range(4))
@@ -466,10 +464,10 @@ def test_following_over_a_resumption(
                 with (place / "trajectory.jsonl").open("a") as file:
                     file.write("".join(lines[4:]))
             case 3:
-                (place / "report.json").write_text((made / "report.json").read_text())
+                tell(place, **report(made))
                 lock.close()
 
-    monkeypatch.setattr(cli_runs.time, "sleep", later)
+    monkeypatch.setattr(time, "sleep", later)
     text = shown(place, "--follow")
     told = [line for line in text.splitlines() if line.startswith(("step ", "taken up", "end "))]
     assert [line.split(" ·")[0].split(" ─")[0] for line in told] == [
@@ -480,22 +478,20 @@ def test_following_over_a_resumption(
 
 def test_following_attempts(several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = copied(several, tmp_path, NAME)
-    data = json.loads((place / "report.json").read_text())
-    attempts = data.pop("attempts")
-    (place / "report.json").write_text(json.dumps({**data, "state": "running"}))
+    tell(place, "attempts", state="running")
     second = (place / "attempt-2").rename(tmp_path / "later")
-    lock = (place / ".lock").open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = ExitStack()
+    lock.enter_context(folder_lock(place))
     looks = iter(range(2))
 
     def later(_: float) -> None:
         if next(looks) == 0:
             second.rename(place / "attempt-2")
         else:
-            (place / "report.json").write_text(json.dumps({**data, "attempts": attempts}))
+            tell(place, **report(several))
             lock.close()
 
-    monkeypatch.setattr(cli_runs.time, "sleep", later)
+    monkeypatch.setattr(time, "sleep", later)
     text = shown(place, "--follow")
     told = [line.split()[:2] for line in text.splitlines() if line.startswith(("step", "attempt"))]
     assert [" ".join(words) for words in told] == [
@@ -508,16 +504,15 @@ def test_following_ends_when_nobody_works_on(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = going_on(made, tmp_path, NAME, steps=2)
-    (place / ".lock").touch()
-    status, text = run("show", place, "--follow")
+    (place / LOCK).touch()
+    status, text = agent("show", place, "--follow")
     assert (status, "died: its process is gone" in text) == (1, True)
     assert shown(made, "--follow") == shown(made)
 
     def stop(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_runs.time, "sleep", stop)
-    with (place / ".lock").open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        status, text = run("show", place, "--follow")
+    monkeypatch.setattr(time, "sleep", stop)
+    with folder_lock(place):
+        status, text = agent("show", place, "--follow")
     assert (status, "Traceback" in text, "\nstep 2" in text) == (130, False, True)
