@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Self, cast
 
-LARGEST = 50_000_000  # bytes of a file whose id is taken; larger ones are in no patch
+from environments.treescan import LARGEST, blob_id, read_whole
+
 _BLOCK = 512
 _PART = 16 << 20  # bytes that are worth a program to unpack them
 _OWNER = b"0000000\0"
@@ -64,10 +65,9 @@ class TreeArchive(Contents):
 
     def __init__(self, file: IO[bytes], ids: dict[bytes, tuple[int, int]]) -> None:
         super().__init__(file, ids)
-        self.placed: list[
-            bytes
-        ] = []  # of each file: size, time, id and name, as `treescan.py` takes
-        self.holds_git = False  # whether a name is `.git`, or what is inside was not looked at
+        # of each file: size, time, id and name, as `treescan.py` takes
+        self.placed: list[bytes] = []
+        self.holds_git = False  # whether anything in it is named `.git`
         self._digest = hashlib.sha256()
         self._ready = 0  # bytes that are in the file
         self._failure: BaseException | None = None
@@ -198,8 +198,8 @@ class TreeArchive(Contents):
             if first != name:
                 self._digest.update(b"%b\0%b\0" % (first, name))
                 return write(_head(name, info, tarfile.LNKTYPE, 0, first))
-        data = _small(path, info)
-        if data is None:
+        data = read_whole(path, info.st_size, LARGEST)
+        if data is None:  # in no patch, so no id is needed
             self._digest.update(b"%d %d\0" % (info.st_size, info.st_mtime_ns) + name)
             return _write_large(self.file, name, path, info)
         head = _head(name, info, tarfile.REGTYPE, len(data))
@@ -209,7 +209,7 @@ class TreeArchive(Contents):
 
     def _holds(self, name: bytes, mtime: float, data: bytes, offset: int) -> bytes:
         """Note where a content stands. Returns its id."""
-        blob = _blob(data)
+        blob = blob_id(data)
         self.ids[blob] = (offset, len(data))
         self.placed.append(b"%d %d %b %b" % (len(data), mtime, blob.hex().encode(), name))
         return blob
@@ -248,11 +248,6 @@ class _Slice(io.RawIOBase):
         return self._end - self._start + 2 * _BLOCK
 
 
-def _blob(data: bytes) -> bytes:
-    """The id git gives to a content."""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).digest()
-
-
 def everything(top: Path) -> Iterator[str]:
     """Names of all that is below a folder, each folder before what it holds."""
     todo = [""]
@@ -264,18 +259,6 @@ def everything(top: Path) -> Iterator[str]:
             yield before + entry.name
             if entry.is_dir(follow_symlinks=False):
                 todo.append(f"{before}{entry.name}/")
-
-
-def _small(path: bytes, info: os.stat_result) -> bytes | None:
-    """What a file holds; None if it is too large to be held in memory."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        data = os.read(fd, min(info.st_size, LARGEST) + 1)
-        while info.st_size < len(data) <= LARGEST and (more := os.read(fd, 1 << 20)):
-            data += more  # it grew since
-    finally:
-        os.close(fd)
-    return data if len(data) <= LARGEST else None
 
 
 def _write_large(file: IO[bytes], name: bytes, path: bytes, info: os.stat_result) -> int:

@@ -161,32 +161,31 @@ class Workspace:
             if info.st_size > LARGEST:
                 return None
             if info.st_mode & 0o400:
-                return self.read(full, info.st_size)
+                return read_whole(full, info.st_size)
             os.chmod(full, stat.S_IMODE(info.st_mode) | 0o400)
             try:
-                return self.read(full, info.st_size)
+                return read_whole(full, info.st_size)
             finally:
                 os.chmod(full, stat.S_IMODE(info.st_mode))
         except OSError:
             return None
 
-    def read(self, full: bytes, size: int) -> bytes | None:
-        fd = os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            data = os.read(fd, size + 1)
-            while len(data) > size:  # it grew meanwhile
-                more = os.read(fd, 1 << 20)
-                if not more or len(data) > LARGEST:
-                    break
-                data += more
-        finally:
-            os.close(fd)
-        return data if len(data) <= LARGEST else None
+
+def read_whole(full: bytes, size: int, largest: int = LARGEST) -> bytes | None:
+    """What a file holds that had `size` bytes when it was looked at; None if it has too many."""
+    fd = os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        data = os.read(fd, min(size, largest) + 1)
+        while size < len(data) <= largest and (more := os.read(fd, 1 << 20)):
+            data += more  # it grew since
+    finally:
+        os.close(fd)
+    return data if len(data) <= largest else None
 
 
 def blob_id(data: bytes) -> bytes:
-    """The id git gives to a content, in hex."""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest().encode()
+    """The id git gives to a content, in 20 bytes."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).digest()
 
 
 def mark(info: os.stat_result) -> bytes:
@@ -243,22 +242,21 @@ def base(tree: Workspace, folder: str, began: int, source: IO[bytes]) -> dict[st
     with open(manifest, "wb") as listing, open(bundle, "wb") as contents:
         for path, (mode, info) in tree.files.items():
             size, mtime, blob = placed.get(path, (-1, 0, b""))
-            data = None
             if path in made:
                 listing.write(b"%b %b ?\t%b\0" % (mode, MADE, path))
                 continue
             # a program that wrote to it since would have left a time with a fraction
             if size != info.st_size or mtime != info.st_mtime_ns or mode == b"120000":
                 data = tree.content(path)
-                blob = UNREAD if data is None else blob_id(data)
+                raw = b"" if data is None else blob_id(data)
+                blob = raw.hex().encode() or UNREAD
+                if data is not None and raw not in held:
+                    held.add(raw)
+                    packed = zlib.compress(data, 1)
+                    contents.write(raw + len(packed).to_bytes(8, "big") + packed)
             # changed just now: another change in the same tick would not be seen by its time
             state = mark(info) if info.st_ctime_ns < began - TICK else b"?"
             listing.write(b"%b %b %b\t%b\0" % (mode, blob, state, path))
-            raw = b"" if data is None else bytes.fromhex(blob.decode())
-            if data is not None and raw not in held:
-                held.add(raw)
-                packed = zlib.compress(data, 1)
-                contents.write(raw + len(packed).to_bytes(8, "big") + packed)
     return {"manifest": manifest, "bundle": bundle}
 
 
@@ -327,7 +325,7 @@ def changes(tree: Workspace, folder: str, source: IO[bytes]) -> dict[str, object
         before = about[7:47]
         if data is None or before == UNREAD:
             skipped.append(path)
-        elif about[:6] != mode or before != blob_id(data):
+        elif about[:6] != mode or before != blob_id(data).hex().encode():
             importer.put(path, mode, data)
             count += 1
             if about:
