@@ -293,6 +293,8 @@ def _discard(folder: Path, patience: float = GONE_SECONDS) -> None:
         try:
             remover.wait(patience)
         except subprocess.TimeoutExpired:
+            # waited for beside, so that it leaves no zombie
+            threading.Thread(target=remover.wait, name="sandbox-remover", daemon=True).start()
             return
 
     def allow(action: object, path: str, error: object) -> None:

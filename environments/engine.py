@@ -55,7 +55,7 @@ def connect(timeout: float = 60.0, patience: float = 0.0) -> docker.DockerClient
     while True:
         try:
             with translated("cannot connect"):
-                client = docker.from_env(timeout=timeout)  # type: ignore[arg-type]
+                client = docker.from_env(timeout=timeout)  # type: ignore[arg-type]  # stub: int
                 client.ping()
                 return client
         except EngineUnreachable as error:
