@@ -36,15 +36,17 @@ def test_loopback_services_of_the_host_are_not_reached(sandbox):
 
 
 def test_abstract_sockets_of_the_host_are_not_reached(sandbox):
+    name = f"nexus-test-abstract-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind("\0nexus-test-abstract")
+        server.bind(f"\0{name}")
         server.listen()
         if getattr(sandbox, "way", "") == "plain":
+            assert name in Path("/proc/net/unix").read_text()
             seen = sandbox.run("cat /proc/net/unix")
             assert seen.exit_code == 0
-            assert "nexus-test-abstract" not in seen.text
+            assert name not in seen.text
             return
-        code = "import socket; socket.socket(socket.AF_UNIX).connect('\\0nexus-test-abstract')"
+        code = f"import socket; socket.socket(socket.AF_UNIX).connect('\\0{name}')"
         subprocess.run([sys.executable, "-c", code], check=True)
         assert "refused" in sandbox.run(["python3", "-c", code]).text
 

@@ -82,7 +82,7 @@ print(json.dumps(out))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody else")
-def test_as_an_ordinary_user(tmp_path):
+def test_as_an_ordinary_user(tmp_path, tmp_path_factory):
     python = f"/usr/bin/python3.{sys.version_info[1]}"
     if not Path(python).exists() or not shutil.which("setpriv"):
         pytest.skip("needs setpriv and an interpreter of this version that every user can run")
@@ -91,10 +91,11 @@ def test_as_an_ordinary_user(tmp_path):
     shutil.copytree(Path(bubblewrap.__file__).parent, library / "environments")
     (tmp_path / "cache").mkdir()
     os.chown(tmp_path / "cache", user, user)
+    made = tmp_path_factory.getbasetemp(), Path(tempfile.gettempdir())
     for folder in (tmp_path, *tmp_path.parents):
-        if folder == Path(tempfile.gettempdir()):
-            break
-        folder.chmod(0o755)
+        # pytest's own folders only, wherever it was told to have them
+        if folder.is_relative_to(made[0]) or made[1] in folder.parents:
+            folder.chmod(0o755)
     done = subprocess.run(
         [
             "setpriv",
