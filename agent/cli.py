@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -263,7 +264,7 @@ def run(
     except OptionError as error:
         _fail(errors, str(error), 2)
     console = errors if as_json else Console()
-    with errors.status("loading") if not quiet else _Quiet():
+    with errors.status("loading") if not quiet else nullcontext():
         from agent.run_command import execute
         from agent.run_command import resume as go_on
         from agent.run_failures import RUN_FAILURES
@@ -306,16 +307,6 @@ def clean(
 
     for kind, count in remove(everything=everything).items():
         typer.echo(f"{kind}: {count} removed")
-
-
-class _Quiet:
-    """A status line that is not there."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 def _fail(console: Console, message: str, code: int) -> Any:

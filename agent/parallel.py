@@ -32,7 +32,7 @@ def side_by_side(
     def run(number: int) -> None:
         try:
             found[number] = works[number]()
-        except BaseException as error:
+        except BaseException as error:  # the caller finds it; others go on
             found[number] = error
         finally:
             over[number].set()

@@ -2,98 +2,43 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
-from agent.attempt import (
-    Attempt,
-    attempt_data,
-    cache_config,
-    grade_attempt,
-    make_attempt,
-    run_facts,
-    token_budget,
-)
+from agent.attempt import Attempt, attempt_data, cache_config, run_facts
 from agent.chat import Chat
 from agent.checks import Checks, checks_of
-from agent.display import (
-    TerminalWatcher,
-    show_checks,
-    show_end,
-    show_left_out,
-    show_patch,
-    show_taken,
-)
+from agent.display import show_checks, show_end, show_left_out, show_patch, show_taken
 from agent.exits import ExitReason
 from agent.folder_lock import folder_lock
 from agent.interrupts import interruptible
-from agent.keeper import KeepOptions
-from agent.models import LoadedModel, load
-from agent.parallel import LineWatcher, side_by_side
+from agent.models import load
 from agent.progress import TerminalProgress
 from agent.report import eviction_words, merged, pass_at_k
-from agent.resume import (
-    UNFINISHED,
-    ResumedRepoTask,
-    attempt_folders,
-    find_run,
-    finished_attempt,
-    require_same,
-    require_unfinished,
-)
+from agent.resume import UNFINISHED, find_run, require_same, require_unfinished
+from agent.run_attempts import Run, make_attempts
 from agent.run_options import DEMO_INSTANCE, RunOptions
 from agent.run_state import StateFolder
-from agent.serving import Engine, Serving
-from agent.setup_step import SetUp, set_up
-from agent.shared_prompt import SharedPrompt
+from agent.setup_step import set_up
 from agent.take import Taken, check_branch, take
 from agent.trajectory import new_run_folder, write_report
 from cache import AnyConfig
-from environments import Choice, choose, open_sandbox
-from tasks import Task, Verdict, release_pair
+from environments import choose, open_sandbox
+from tasks import Task, release_pair
 from tasks.image import ImageTask
 from tasks.repo import RepoTask, read_issue
 from tasks.source import PAIRS, open_source
 
 _FAILED = (ExitReason.ERROR, ExitReason.SANDBOX_LOST)
-
-
-@dataclass(slots=True)
-class Run:
-    """What stays the same over the attempts of a run."""
-
-    options: RunOptions
-    task: Task
-    choice: Choice
-    folder: Path
-    console: Console
-    quiet: bool
-    before: Mapping[str, Any] | None = None  # the report so far of a run that is gone on with
-    began: float = field(default_factory=time.time)
-    set_up: SetUp | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def seconds(self) -> float:
-        """Since the run began, without the time in which nobody made it."""
-        earlier = (self.before or {}).get("seconds", 0.0)
-        return round(earlier + time.time() - self.began, 3)
-
-    def say(self, text: str) -> None:
-        if not self.quiet:
-            self.console.print(Text(text), highlight=False)
 
 
 def execute(
@@ -185,7 +130,7 @@ def _made(run: Run) -> tuple[dict[str, Any], int]:
     run.say(f"run folder: {run.folder}")
     run.facts = {
         "run": run.folder.name,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.began)),
+        "started": _utc(run.began),
         "argv": sys.argv[1:],
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -200,25 +145,8 @@ def _made(run: Run) -> tuple[dict[str, Any], int]:
         _go_on(run, run.before)
     write_report(run.folder, merged({"state": "running", "seconds": run.seconds}, run.facts))
     attempts: list[Attempt] = []
-    shared = SharedPrompt() if options.attempts > 1 else None
     try:
-        if options.parallel:
-            _at_once(run, loaded, config, shared, attempts)
-        for number in range(len(attempts) + 1, options.attempts + 1):
-            attempts.append(
-                _finished(run, config, number)
-                or _attempt(run, loaded, chat, config, number, shared)
-            )
-            if attempts[-1].outcome.reason is ExitReason.INTERRUPTED:
-                break
-            if options.until_resolved and _graded(run, attempts[-1]).resolved:
-                break
-        if shared is not None:
-            shared.close()
-            run.facts["shared_prompt"] = {"tokens": shared.tokens, "bytes": shared.nbytes}
-        for attempt in attempts:
-            if attempt.verdict is None and attempt.outcome.reason is not ExitReason.INTERRUPTED:
-                _grade(run, attempt)
+        make_attempts(run, loaded, chat, config, attempts)
     except BaseException as error:
         report = _report(run, attempts, "failed", f"{type(error).__name__}: {error}")
         write_report(run.folder, report)
@@ -250,8 +178,7 @@ def _set_up(run: Run) -> None:
     if run.before is not None and alone and StateFolder(run.folder).task() is not None:
         return
     log = run.folder / "setup.log"
-    status = f"set-up: {command.splitlines()[0]}"
-    with run.console.status(status) if not run.quiet else _nothing():
+    with run.status(f"set-up: {command.splitlines()[0]}"):
         run.set_up = set_up(task, command, run.choice.kind, log=log, say=run.say)
 
 
@@ -260,121 +187,11 @@ def _go_on(run: Run, before: Mapping[str, Any]) -> None:
     for difference in require_same(before, run.facts):
         run.say(f"other than before: {difference}")
     run.facts["started"] = before["started"]
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.began))
-    run.facts["resumed"] = [*before.get("resumed", []), now]
+    run.facts["resumed"] = [*before.get("resumed", []), _utc(run.began)]
 
 
-def _folder(run: Run, number: int) -> Path:
-    return attempt_folders(run.folder, run.options)[number - 1]
-
-
-def _finished(run: Run, config: AnyConfig, number: int) -> Attempt | None:
-    """An attempt that was over when the run was ended."""
-    if run.before is None or run.options.attempts == 1:
-        return None
-    seed = run.options.first_seed + number - 1
-    attempt = finished_attempt(_folder(run, number), seed, config)
-    if attempt is not None:
-        run.say(f"attempt {number} was over already: {attempt.outcome.reason.value}")
-    return attempt
-
-
-def _at_once(
-    run: Run,
-    loaded: LoadedModel,
-    config: AnyConfig,
-    shared: SharedPrompt | None,
-    attempts: list[Attempt],
-) -> None:
-    """Make all attempts side by side; what one of them raised is raised when all are over."""
-    count = run.options.attempts
-    with Serving(loaded.model, count) as serving:
-
-        def one(number: int) -> Attempt:
-            # A tokenizer's settings change while it encodes: no two threads may share one.
-            own = replace(loaded, tokenizer=copy.deepcopy(loaded.tokenizer))
-            chat = Chat(own.tokenizer, own.name)
-            return _finished(run, config, number) or _attempt(
-                run, own, chat, config, number, shared, serving
-            )
-
-        works = [partial(one, number) for number in range(1, count + 1)]
-        found = side_by_side(works, stop=serving.stop)
-        run.facts["serving"] = {"steps": serving.steps, "tokens": serving.fed}
-    attempts += [each for each in found if isinstance(each, Attempt)]
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
-
-
-def _attempt(
-    run: Run,
-    loaded: LoadedModel,
-    chat: Chat,
-    config: AnyConfig,
-    number: int,
-    shared: SharedPrompt | None,
-    engine: Engine | None = None,
-) -> Attempt:
-    """One attempt: a fresh sandbox, a fresh log, a cache that holds the first prompt at most.
-
-    Attempts differ in the seed they sample with; that of the cache is the same for all, since they
-    share what it keeps of the first prompt.
-    """
-    options = run.options
-    seed = options.first_seed + number - 1
-    several = options.attempts > 1
-    if shared is not None and engine is None:
-        shared.last = number == options.attempts
-    folder, task = _folder(run, number), run.task
-    resumed = run.before is not None
-    kept = StateFolder(folder).task() if resumed else None
-    if kept is not None and isinstance(task, RepoTask):
-        task = ResumedRepoTask(task, kept, StateFolder(folder))
-    if several:
-        run.say(f"\nattempt {number} of {options.attempts}, seed {seed}")
-    budget = token_budget(config)
-    terminal = TerminalWatcher(run.console, budget=budget, quiet=run.quiet)
-    lines = LineWatcher(run.console, f"attempt {number}", budget=budget, quiet=run.quiet)
-    if engine is None:
-        terminal.start()
-    try:
-        attempt = make_attempt(
-            task,
-            loaded,
-            chat,
-            config,
-            options,
-            folder,
-            seed=seed,
-            sandbox=run.choice.kind,
-            watcher=terminal if engine is None else lines,
-            shared=shared,
-            keep=KeepOptions(turns=options.snapshot_turns, seconds=options.snapshot_seconds),
-            resume=resumed,
-            engine=engine,
-            say=run.say,
-        )
-    finally:
-        terminal.stop()
-        if isinstance(task, ResumedRepoTask):
-            task.close()
-    run.facts["sandbox"]["unenforced"] = list(attempt.unenforced)
-    if several:
-        # Kept at once, ungraded: a crash in a later attempt must not lose this one.
-        write_report(folder, attempt_data(run.task, attempt))
-    return attempt
-
-
-def _graded(run: Run, attempt: Attempt) -> Verdict:
-    _grade(run, attempt)
-    return attempt.verdict or Verdict(False, "ungraded")
-
-
-def _grade(run: Run, attempt: Attempt) -> None:
-    status = "grading in a fresh sandbox"
-    with run.console.status(status) if not run.quiet else _nothing():
-        grade_attempt(run.task, attempt)
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def _report(run: Run, attempts: list[Attempt], state: str, error: str) -> dict[str, Any]:
@@ -436,13 +253,3 @@ def _budget_words(config: AnyConfig, gib: float | None = None) -> str:
         size = "" if gib is None else f" ({gib:g} GiB)"
         return f"a budget of {tokens:,} tokens{size}"
     return f"{budget.density:.0%} of {budget.density_base}"
-
-
-class _nothing:
-    """A status line that is not there."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None

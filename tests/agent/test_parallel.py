@@ -11,7 +11,7 @@ import pytest
 from commands import agent, only_run, report, run_repo
 from test_cli import SMALL, said
 
-from agent import run_command
+from agent import run_attempts
 from agent.interrupts import Interrupted, interruptible
 from agent.parallel import LineWatcher, side_by_side
 from agent.trajectory import read_trajectory
@@ -65,14 +65,14 @@ def test_ctrl_c_ends_all_with_their_patches(
 def test_an_attempt_that_cannot_begin_does_not_end_the_others(
     tiny_model: Path, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = run_command.make_attempt
+    make = run_attempts.make_attempt
 
     def broken(*arguments: object, **named: object) -> object:
         if named["seed"] == 1:
             raise SandboxError("no second sandbox today")
         return make(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(run_command, "make_attempt", broken)
+    monkeypatch.setattr(run_attempts, "make_attempt", broken)
     options = [*SMALL, "--attempts", "3", "--set", "limits.steps=3", "--parallel"]
     status, text = run_repo(tiny_model, repo, tmp_path / "out", *options)
     assert status not in (0, 130)
