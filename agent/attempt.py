@@ -67,8 +67,8 @@ def make_attempt(
 ) -> Attempt:
     """Let the model work in a fresh sandbox of the kind `sandbox`, with a fresh log.
 
-    `folder` gets the trajectory, the patch and, with `keep`, what another process needs to go on;
-    with `resume` that process is this one (where no state was saved yet, it begins).
+    `folder` gets the trajectory, the patch and, where `keep` says so, what another process needs to
+    go on; with `resume` that process is this one (where no state was saved yet, it begins).
     engine: what uses the model, where other attempts do so too.
     seed: of sampling; the cache has its own. Raises SandboxError and TaskError when the sandbox or
     its tree cannot be had, NoState when what was saved cannot be used; what happens afterwards is
@@ -77,6 +77,8 @@ def make_attempt(
     context = getattr(loaded.model.config, "max_position_embeddings", None)
     settings = _within(options.settings(), context)
     chat = _chat(chat, loaded, settings, task)
+    if keep is not None and not keep.turns:
+        keep = None
     states = StateFolder(folder)
     saved = states.newest() if resume and states.begun else None
     with _trajectory(folder, saved, resume=resume) as trajectory:
@@ -88,7 +90,7 @@ def make_attempt(
                 loaded, chat, config, options, settings, seed=seed, shared=shared, engine=engine
             )
             keeper = None
-            if keep is not None and keep.turns:
+            if keep is not None:
                 keeper = RunKeeper(
                     folder,
                     box,

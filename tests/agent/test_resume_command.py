@@ -80,6 +80,16 @@ def test_a_run_without_any_saved_turn_begins_again_on_the_tree_it_had(
     assert "-    return x + x + 1\n+    return x + x\n" in (folder / "patch.diff").read_text()
 
 
+def test_zero_turns_keep_nothing_to_go_on_from(
+    tiny_model: Path, repo: Path, tmp_path: Path, scripted: list[list[object]]
+) -> None:
+    scripted.append([FIX, stopped])
+    status, text = run_repo(tiny_model, repo, tmp_path / "out", "--snapshot-turns", "0")
+    assert status == 130
+    assert "--resume" not in text
+    assert not (only_run(tmp_path / "out") / "state").exists()
+
+
 def test_another_model_or_tool_set_is_refused(
     interrupted: tuple[Path, Path], tmp_path: Path
 ) -> None:
