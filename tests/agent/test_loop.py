@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 from scripted import ScriptedProtocol, byte_chat, xml
 
 from agent.exits import ExitReason
-from agent.loop import Loop, Outcome
+from agent.loop import Keeper, Loop, Outcome
 from agent.prompts import make_dialect
 from agent.settings import AgentSettings, load_settings
 from agent.trajectory import PATCH, Trajectory, read_trajectory
@@ -68,13 +68,16 @@ class Rig:
         self.clock: Callable[[], float] | None = None
         self.instance = ISSUE
         self.budget: int | None = None
+        self.keeper: Keeper | None = None
 
     def limits(self, **values: Any) -> Rig:
         limits = self.settings.limits.model_copy(update=values)
         self.settings = self.settings.model_copy(update={"limits": limits})
         return self
 
-    def run(self, *script: str | Callable[[], str]) -> Outcome:
+    def run(
+        self, *script: str | Callable[[], str], state: Mapping[str, Any] | None = None
+    ) -> Outcome:
         self.model = ScriptedProtocol(self.chat, script)
         with Trajectory(self.folder) as trajectory:
             self.loop = Loop(
@@ -86,9 +89,10 @@ class Rig:
                 self.settings,
                 trajectory,
                 budget=self.budget,
+                keeper=self.keeper,
                 **({"clock": self.clock} if self.clock else {}),
             )
-            self.outcome = self.loop.run()
+            self.outcome = self.loop.run(state)
         return self.outcome
 
     def lines(self, kind: str) -> list[dict[str, Any]]:

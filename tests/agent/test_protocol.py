@@ -3,6 +3,8 @@ is evicted."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_talk import CHAT, STOP, Recorder, nexus, talk, tiny
@@ -10,7 +12,7 @@ from tiny_talk import CHAT, STOP, Recorder, nexus, talk, tiny
 from agent.chat import Chat
 from agent.protocol import LogChanged, Reply, TrueEviction, make_protocol
 from agent.token_log import TokenLog
-from cache import Sampling
+from cache import AnyConfig, Sampling
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -151,6 +153,48 @@ def test_a_changed_log_is_refused() -> None:
     other.append([*range(8, 57), 99, 100], role="user", kind="injected", turn=0)
     with pytest.raises(LogChanged, match="50 ids"):
         protocol.reply(other, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("name", ["true_eviction", "full_context"])
+def test_another_process_goes_on_from_what_was_saved_or_from_the_log_alone(
+    name: str, tmp_path: Path
+) -> None:
+    model, config, sampling = tiny("llama", initializer_range=0.2), nexus(256), Recorder()
+    saved, damaged, others = (tmp_path / file for file in ("saved", "damaged", "others"))
+    keeps = name == "true_eviction"
+
+    def told(path: Path, config: AnyConfig) -> TokenLog:
+        """A conversation whose cache is saved after the second of its four turns."""
+        protocol = make_protocol(name, model, CHAT, config, sampling=sampling, chunk=64)
+
+        def save(turn: int, log: TokenLog, reply: Reply) -> None:
+            if turn == 2:
+                assert protocol.save(path, model_id="m") == path.exists() == keeps
+
+        return talk(protocol, turns=4, after=save)
+
+    told(others, nexus(288))
+    log = told(saved, config)
+    damaged.write_bytes(saved.read_bytes()[:-9] if keeps else b"")
+    replies = [segment for segment in log.segments if segment.kind == "sampled"]
+    last, read = replies[-1], [segment.end - 1 for segment in replies]
+    expected = torch.stack(sampling.logits[last.start - last.end :])
+    head, fed = log.head(last.start), list[int]()
+    for files in ([damaged, others, saved], []):
+        protocol = make_protocol(name, model, CHAT, config, sampling=sampling, chunk=64)
+        heard: list[tuple[int, int]] = []
+        count = protocol.resume(
+            head, files, model_id="m", on_replay=lambda *now, heard=heard: heard.append(now)
+        )
+        assert heard[-1:] == ([(count, count)] if keeps else [])
+        fed.append(count)
+        reply = protocol.reply(head, max_new_tokens=12)
+        assert reply.ids == log.ids[last.start : last.end]
+        assert torch.equal(torch.stack(sampling.logits[-len(reply.ids) :]), expected)
+        assert (reply.stats.evictions > 0) or keeps
+    assert fed == ([read[2] - read[1], read[2]] if keeps else [0, 0])
+    with pytest.raises(LogChanged):
+        protocol.reply(log.head(replies[0].start), max_new_tokens=3)
 
 
 def test_stop_text_ends_a_reply_and_leaves_its_last_id_unfed() -> None:
