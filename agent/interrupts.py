@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -38,7 +39,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def _handled(handler: object) -> Iterator[None]:
+def _handled(handler: _Handler) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers signals to the main thread only
         return
@@ -46,7 +47,7 @@ def _handled(handler: object) -> Iterator[None]:
     try:
         for number in _SIGNALS:
             if number is not signal.SIGHUP or before[number] is not signal.SIG_IGN:
-                signal.signal(number, handler)  # type: ignore[arg-type]
+                signal.signal(number, handler)
         yield
     finally:
         for number, old in before.items():

@@ -22,14 +22,7 @@ from agent.session import Finish, Session, TurnStats
 from agent.shared_prompt import SharedPrompt
 from agent.template_history import template_ids
 from agent.token_log import TokenLog
-from cache import (
-    AnyConfig,
-    EvictingCache,
-    Sampling,
-    load_snapshot,
-    replay,
-    save_snapshot,
-)
+from cache import AnyConfig, EvictingCache, Sampling, load_snapshot, replay, save_snapshot
 from cache.attention import attach
 from cache.generate import DEFAULT_CHUNK
 from cache.snapshot import BadSnapshot
@@ -273,14 +266,14 @@ class TrueEviction(_CacheProtocol):
         replies = [segment for segment in log.segments if segment.kind == "sampled"]
         began = self.session.cache.seen
         total = max([segment.end - 1 for segment in replies], default=began) - began
+
+        def told(_: int) -> None:
+            if on_replay is not None:
+                on_replay(self.session.cache.seen - began, total)
+
         for segment in replies:
             if segment.end - 1 <= self.session.cache.seen:
                 continue
-
-            def told(_: int) -> None:
-                if on_replay is not None:
-                    on_replay(self.session.cache.seen - began, total)
-
             head = log.head(segment.start)
             self._feed(head.ids, head, lambda fed, _: told(fed))
             ids = log.ids[segment.start : segment.end - 1]

@@ -141,7 +141,7 @@ class Serving:
         self.model, self.rows, self.patience = model, rows, patience
         self.steps = self.fed = 0  # batches so far, and tokens in them
         self._device = input_device(model)
-        self._share = input_device(model).type == "cuda" if share_pool is None else share_pool
+        self._share = self._device.type == "cuda" if share_pool is None else share_pool
         self._width = rows if exact else 0
         self._decoder = BatchDecoder(model, width=self._width)
         self._shared: dict[tuple[bool, int, bool], BatchDecoder] = {}
@@ -321,7 +321,7 @@ class Serving:
             try:
                 feed.cache.evict("decode")
                 well.append(row)
-            except BaseException as error:
+            except BaseException as error:  # of this row alone
                 feed.end(error=error)
         if not well:
             return
@@ -332,7 +332,7 @@ class Serving:
                 [feed.sampling for feed in rest],
                 [feed.cache.seen for feed in rest],
             )
-        except BaseException as error:
+        except BaseException as error:  # there is one draw for all
             for feed in rest:
                 feed.end(error=error)
             return

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.run_options import RunOptions
+from agent.trajectory import PATCH
 from environments import Patch
 from tasks import Task
 from tasks.branch import NewBranch, message_of, new_branch
@@ -47,7 +48,7 @@ def take(task: Task, options: RunOptions, patch: Patch, folder: Path, model: str
     """Do with the patch what the options ask for. Raises nothing that the user can mend."""
     if not isinstance(task, RepoTask) or not patch.data:
         return Taken()
-    file = (folder / "patch.diff").resolve()
+    file = (folder / PATCH).resolve()
     here, kept = shlex.quote(str(task.path)), shlex.quote(str(file))
     to_apply = f"to take the patch: cd {here} && git apply {kept}"
     applied, commit = False, None

@@ -40,7 +40,7 @@ class Segment:
 
 
 class _View(Sequence[int]):
-    """A live, read-only view of the log's ids; a slice is a tuple."""
+    """A live, read-only view of the log's ids; a slice is a tuple. It grows: it has no hash."""
 
     __slots__ = ("__ids",)
 
@@ -66,8 +66,6 @@ class _View(Sequence[int]):
         if not isinstance(other, Sequence) or isinstance(other, str | bytes):
             return NotImplemented
         return len(self) == len(other) and all(map(operator.eq, self, other))
-
-    __hash__ = None  # type: ignore[assignment]  # it grows
 
     def __repr__(self) -> str:
         return f"<{len(self)} ids>"

@@ -90,10 +90,6 @@ class Trajectory:
         """Replace the patch, byte for byte."""
         write_atomic(self.folder / PATCH, data)
 
-    def report(self, report: Mapping[str, Any]) -> None:
-        """Replace the report."""
-        write_report(self.folder, report)
-
     def close(self) -> None:
         self._file.close()
 

@@ -17,6 +17,7 @@ from agent.trajectory import (
     new_run_folder,
     read_trajectory,
     write_atomic,
+    write_report,
 )
 
 
@@ -71,7 +72,7 @@ def test_patch_and_report_are_replaced_whole(tmp_path: Path) -> None:
     with Trajectory(tmp_path) as trajectory:
         trajectory.patch(b"old")
         trajectory.patch(patch)
-        trajectory.report({"exit": "submitted", "text": "\udcff"})
+    write_report(tmp_path, {"exit": "submitted", "text": "\udcff"})
     assert (tmp_path / PATCH).read_bytes() == patch
     assert json.loads((tmp_path / REPORT).read_text())["exit"] == "submitted"
     assert sorted(path.name for path in tmp_path.iterdir()) == [PATCH, REPORT, TRAJECTORY]
