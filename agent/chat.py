@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
 
-from agent.chat_layout import LayoutError, Message, Render, chatml, read_layout
+from agent.chat_layout import LayoutError, Message, Render, as_message, chatml, read_layout
 from agent.control_tokens import ControlTokens
 from agent.token_log import TokenLog
 
@@ -48,7 +48,7 @@ _TEST_REPLIES = (
     "Submit",
 )
 
-_OPENING = ({"role": "system", "content": "s"}, {"role": "user", "content": "u"})
+_OPENING = (as_message("system", "s"), as_message("user", "u"))
 _EMPTY_THOUGHT = rf"(?:{_THINK})?\s*(?:{_UNTHINK})?\s*"
 
 
@@ -193,10 +193,7 @@ class Chat:
 
         Bytes that are no UTF-8 (a character cut in two) come out as U+FFFD.
         """
-        kept = list(ids)
-        if kept and kept[-1] in self.stop_ids:
-            kept.pop()
-        return self._decode(kept)
+        return self._decode(self._said(ids))
 
     def encode(self, text: str) -> list[int]:
         """Encode text from outside: no id of it is a control token, whatever it spells.
@@ -208,11 +205,8 @@ class Chat:
 
     def pieces(self, ids: Iterable[int]) -> list[Piece]:
         """What `text` gives for ids that were sampled, marks such as <think> kept as their ids."""
-        kept = list(ids)
-        if kept and kept[-1] in self.stop_ids:
-            kept.pop()
         pieces: list[Piece] = []
-        for marks, group in groupby(kept, self._tokens.marks.__contains__):
+        for marks, group in groupby(self._said(ids), self._tokens.marks.__contains__):
             run = list(group)
             pieces += run if marks else [self._decode(run)]
         return pieces
@@ -223,7 +217,7 @@ class Chat:
         A reply starts inside where the generation prompt opens a thought. A thought that was never
         closed goes on to the end; all before a `</think>` that was never opened is one too.
         """
-        kept = list(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
+        kept = self._said(ids)
         text = self._decode(kept, skip_special_tokens=False)
         spans: list[tuple[int, int]] = []
         start = 0 if self.opens_in_thought else None
@@ -252,6 +246,13 @@ class Chat:
             if start < end
         )
 
+    def _said(self, ids: Iterable[int]) -> list[int]:
+        """Ids of a turn without the stop id at its end."""
+        kept = list(ids)
+        if kept and kept[-1] in self.stop_ids:
+            kept.pop()
+        return kept
+
     def _decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(
             ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
@@ -267,7 +268,7 @@ class Chat:
         that a text spells is hidden from the template, so that it neither becomes one nor is taken
         for one there. Raises `UnbridgeableTemplate` where the template is not used or fails.
         """
-        rows = [_message(role, self._hidden(content)) for role, content in messages]
+        rows = [as_message(role, self._hidden(content)) for role, content in messages]
         if self.layout_source != "template":
             raise UnbridgeableTemplate(self.layout_note)
         try:
@@ -396,9 +397,7 @@ class Chat:
         """No control token comes out of a text that spells it, and the text comes back."""
         text = "a".join(["", *self._tokens.by_text, *self._tokens.by_text, ""])
         ids = self.encode(text)
-        back = self._tokenizer.decode(
-            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        back = self._decode(ids, skip_special_tokens=False)
         if not self._tokens.ids.isdisjoint(ids) or back != text:
             raise LayoutError("text that spells its control tokens cannot be encoded as plain text")
 
@@ -406,7 +405,7 @@ class Chat:
         """Compare a conversation that was appended with the same one rendered as a whole."""
         log = TokenLog()
         self.open(log, _TEST_SYSTEM, _TEST_MESSAGES[0])
-        messages = [_message("system", _TEST_SYSTEM), _message("user", _TEST_MESSAGES[0])]
+        messages = [as_message("system", _TEST_SYSTEM), as_message("user", _TEST_MESSAGES[0])]
         words = []
         for turn, role in enumerate(roles):
             ids = self._encode_render(_TEST_REPLIES[turn])
@@ -415,8 +414,8 @@ class Chat:
             self.bridge(log, _TEST_MESSAGES[turn + 1], role=role, turn=turn + 1)
             # The template sees a word in place of the reply, so it cannot strip the thought.
             words.append(f"Reply{turn}Word")
-            messages.append(_message("assistant", words[-1]))
-            messages.append(_message(role, _TEST_MESSAGES[turn + 1]))
+            messages.append(as_message("assistant", words[-1]))
+            messages.append(as_message(role, _TEST_MESSAGES[turn + 1]))
         # A reply begins where sampling begins, so the text is encoded up to there and from there.
         expected: list[int] = []
         whole = render(messages)
@@ -459,7 +458,3 @@ class Chat:
             return self._tokens.ids_between(text)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
-
-
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}

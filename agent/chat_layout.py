@@ -29,6 +29,11 @@ _EDGES: tuple[Callable[[str], str], ...] = (
 )
 
 
+def as_message(role: str, content: str) -> Message:
+    """A message as chat templates take it."""
+    return {"role": role, "content": content}
+
+
 class LayoutError(ValueError):
     """A template that is not constant text around contents; the message says what was seen."""
 
@@ -71,21 +76,21 @@ def read_layout(render: Render) -> Layout:
     if layout != other:
         raise LayoutError("the text around the messages changes with what they say")
     sys, user, asst, new = _MARKERS[0]
-    opening = _message("system", sys), _message("user", user)
+    opening = as_message("system", sys), as_message("user", user)
 
     def edges(
         *before: Message, role: str, marker: str, after: Sequence[Message] = ()
     ) -> Callable[[str], str]:
-        plain = render([*before, _message(role, marker), *after])
+        plain = render([*before, as_message(role, marker), *after])
         at = plain.rindex(marker)
         padded = _PADDING + marker + _PADDING
-        seen = render([*before, _message(role, padded), *after])
+        seen = render([*before, as_message(role, padded), *after])
         for change in _EDGES:
             if seen == plain[:at] + change(padded) + plain[at + len(marker) :]:
                 return change
         raise LayoutError(f"blanks at the ends of a {role} message are changed in an unknown way")
 
-    past = (*opening, _message("assistant", asst))
+    past = (*opening, as_message("assistant", asst))
     messages = {}
     for role, slot in layout.messages.items():
         try:
@@ -117,16 +122,16 @@ def chatml(messages: Sequence[Message]) -> str:
 
 def _read(render: Render, sys: str, user: str, asst: str, new: str) -> Layout:
     """The layout as these markers show it, edges not looked at."""
-    opening = [_message("system", sys), _message("user", user)]
-    past = [*opening, _message("assistant", asst)]
+    opening = [as_message("system", sys), as_message("user", user)]
+    past = [*opening, as_message("assistant", asst)]
     start, between, end = _cut(render(opening), sys, user)
-    *_, header, before, after = _cut(render([*past, _message("user", new)]), sys, user, asst, new)
+    *_, header, before, after = _cut(render([*past, as_message("user", new)]), sys, user, asst, new)
     same = 0
     while same < min(len(header), len(end)) and header[same] == end[same]:
         same += 1
     messages = {"user": Slot(before, after)}
     try:
-        *_, before, after = _cut(render([*past, _message("tool", new)]), sys, user, asst, new)
+        *_, before, after = _cut(render([*past, as_message("tool", new)]), sys, user, asst, new)
         messages["tool"] = Slot(before, after)
     except LayoutError:
         pass  # a template without that role
@@ -146,7 +151,3 @@ def _cut(text: str, *markers: str) -> list[str]:
 
 def _with_edges(slot: Slot, edges: Callable[[str], str]) -> Slot:
     return Slot(slot.before, slot.after, edges)
-
-
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}

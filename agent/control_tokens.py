@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_WORD = (
-    "Qzspelt"  # letters: no template changes it, no JSON escapes it, blanks are not stripped off
-)
+# Letters: no template changes it, no JSON escapes it, blanks are not stripped off.
+_WORD = "Qzspelt"
 
 
 class ControlTokens:

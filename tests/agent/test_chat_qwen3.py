@@ -206,7 +206,8 @@ def test_with_role_user_the_log_is_what_a_template_renders_that_strips_nothing()
 @pytest.mark.parametrize("template", BRIDGED)
 def test_history_by_the_template_equals_transformers(template: str, tokenizer: str) -> None:
     chat = chat_of(template, tokenizer)
-    roles: list[Role] = [("tool", "tool", "user")[turn % 3] for turn in range(20)]  # type: ignore[misc]
+    three: tuple[Role, ...] = ("tool", "tool", "user")
+    roles = [three[turn % 3] for turn in range(20)]
     for end in (0, 1, 4, 20):
         log, turns = talk(chat, [*replies(19), CUT_OFF][-end:] if end else [], roles[:end])
         if chat.opens_in_thought:

@@ -207,9 +207,13 @@ def test_a_template_that_is_not_used_is_an_error() -> None:
 # Under full_context
 
 
-def protocol(chat: Chat, name: str = "full_context", **options: Any) -> Any:
+def tiny_for(chat: Chat) -> Any:
+    return tiny("llama", vocab_size=len(chat._tokenizer))
+
+
+def protocol(chat: Chat, name: str = "full_context", *, model: Any = None, **options: Any) -> Any:
     options = {"history": "template", **options}
-    model = tiny("llama", vocab_size=len(chat._tokenizer))
+    model = tiny_for(chat) if model is None else model
     return make_protocol(name, model, chat, nexus(1 << 20), sampling=Sampling(), **options)
 
 
@@ -264,34 +268,18 @@ def test_pins_stand_where_the_log_has_them(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_first_prompt_is_shared_where_log_and_rendering_agree() -> None:
     chat, shared = chat_of("strips thoughts"), SharedPrompt()
     log = converse(chat, [("user", "u")], [])
-    model = tiny("llama", vocab_size=len(chat._tokenizer))
+    model = tiny_for(chat)
     ids = []
     for attempt in range(3):
         shared.last = attempt == 2
-        full = make_protocol(
-            "full_context",
-            model,
-            chat,
-            nexus(1 << 20),
-            sampling=Sampling(),
-            shared=shared,
-            history="template",
-        )
+        full = protocol(chat, model=model, shared=shared)
         reply = full.reply(log, max_new_tokens=4)
         assert (reply.stats.forked > 0) is (attempt > 0)
         ids.append(reply.ids)
         full.close()
     assert ids[0] == ids[1] == ids[2]
     later = converse(chat, [("user", "u"), ("user", "v")], ["<think>x</think>y"])
-    full = make_protocol(
-        "full_context",
-        model,
-        chat,
-        nexus(1 << 20),
-        sampling=Sampling(),
-        shared=(unused := SharedPrompt()),
-        history="template",
-    )
+    full = protocol(chat, model=model, shared=(unused := SharedPrompt()))
     assert full.reply(later, max_new_tokens=1).stats.fed == len(template_ids(chat, later))
     assert unused.tokens == 0  # what was fed is not what the log says, so it is nobody's prompt
     full.close()
