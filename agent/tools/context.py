@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from agent.tools.definitions import Definition, bindings, definitions, grep_files
+from agent.tools.definitions import Definition, bindings, defining_files, definitions
 from agent.tools.named_code import named_code
 from agent.tools.names import Names, names_in
-from agent.tools.text import SourceText
+from agent.tools.text import SourceText, excerpt
 from agent.tools.workspace import Workspace
 from environments.base import SandboxFileError
 
@@ -71,8 +71,7 @@ def _read(workspace: Workspace, issue: str) -> dict[str, _File]:
         last = sorted({part for name in group for part in name.split(".") if len(part) > 1})
         if not last:
             continue
-        pattern = rf"^[[:space:]]*(async[[:space:]]+)?(def|class)[[:space:]]+({'|'.join(last)})\b"
-        files = _open(workspace, grep_files(workspace, pattern))
+        files = _open(workspace, defining_files(workspace, last))
         if files:
             return files
     return {}
@@ -183,14 +182,7 @@ def _shown(path: str, file: _File) -> str:
             outer = outer.rpartition(".")[0]
     keep.update(_assigned(file, lines, keep))
     keep = {number for number in keep if lines[number - 1].strip() or _within(number, keep)}
-    rows = [f"{path} ({len(lines)} lines):"]
-    last = 0
-    for number in sorted(keep):
-        if number != last + 1 and last:
-            rows.append("...")
-        rows.append(f"{number}|{lines[number - 1]}")
-        last = number
-    return "\n".join(rows)
+    return excerpt(path, lines, keep)
 
 
 def _within(number: int, keep: set[int]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from agent.tools.syntax import parse
@@ -133,17 +133,17 @@ def find_definitions(workspace: Workspace, names: list[str]) -> list[Definition]
     if not names:
         return []
     last = sorted({name.split(".")[-1] for name in names})
-    pattern = rf"^[[:space:]]*(async[[:space:]]+)?(def|class)[[:space:]]+({'|'.join(last)})\b"
     found: list[Definition] = []
-    for path in grep_files(workspace, pattern):
+    for path in defining_files(workspace, last):
         for definition in read_definitions(workspace, path):
             if any(definition.answers_to(name) for name in names):
                 found.append(definition)
     return found
 
 
-def grep_files(workspace: Workspace, pattern: str) -> list[str]:
-    """Python files, tests left out, with a line that matches an extended regular expression."""
+def defining_files(workspace: Workspace, names: Iterable[str]) -> list[str]:
+    """Python files, tests left out, with a `def` or `class` line of one of these plain names."""
+    pattern = rf"^[[:space:]]*(async[[:space:]]+)?(def|class)[[:space:]]+({'|'.join(names)})\b"
     command = ["grep", "-rlIE", "--include=*.py", *EXCLUDED, "-e", pattern, "."]
     result = workspace.run(command, output_cap=200_000)
     paths = [line.removeprefix("./") for line in result.text.splitlines() if line.endswith(".py")]

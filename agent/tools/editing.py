@@ -1,4 +1,4 @@
-"""What both editing tools share: checking a change, writing it, and showing it."""
+"""What the editing tools share: checking a change, writing it, and showing it."""
 
 from __future__ import annotations
 
@@ -68,8 +68,13 @@ def write_change(workspace: Workspace, path: str, before: SourceText, after: Sou
     """Write a changed file. Raises ToolError when nothing changed or it cannot be written."""
     if after.lines == before.lines:
         raise ToolError("Nothing was changed: the new text equals what is there already.")
+    write_source(workspace, path, after)
+
+
+def write_source(workspace: Workspace, path: str, source: SourceText) -> None:
+    """Write a text file for a tool. Raises ToolError where it cannot be written."""
     try:
-        workspace.write(path, after)
+        workspace.write(path, source)
     except SandboxFileError as error:
         raise ToolError(f"{path} cannot be written: {error}") from error
 

@@ -10,12 +10,11 @@ import ast
 from collections.abc import Mapping
 
 from agent.tools.base import Observation, ToolError, numbers, required
-from agent.tools.editing import open_source
+from agent.tools.editing import open_source, write_source
 from agent.tools.syntax import parse, syntax_fault
 from agent.tools.text import SourceText
 from agent.tools.view import folder_listing, is_folder
 from agent.tools.workspace import Workspace
-from environments.base import SandboxFileError
 
 COMMANDS = ("view", "create", "str_replace", "insert", "undo_edit")
 _CONTEXT = 4  # lines shown around a change
@@ -145,7 +144,7 @@ def create(workspace: Workspace, arguments: Mapping[str, str]) -> Observation:
     text = arguments.get("file_text", "")
     if text and not text.endswith("\n"):
         text += "\n"
-    after = SourceText.decode(text.encode("utf-8", "surrogateescape"))
+    after = _source(text)
     _write(workspace, path, None, after)
     fault = _fault(path, None, after)
     return Observation(f"{path} was created with {len(after)} lines.{fault}", changed=True)
@@ -224,10 +223,7 @@ def _undo(workspace: Workspace, arguments: Mapping[str, str]) -> Observation:
         said = f"{path} was removed: it had been created by the edit that is undone."
     else:
         source = _source(text)
-        try:
-            workspace.write(path, source)
-        except SandboxFileError as error:
-            raise ToolError(f"{path} cannot be written: {error}") from error
+        write_source(workspace, path, source)
         said = f"{path} is as it was before its last edit; it has {len(source)} lines."
     kept.pop()
     return Observation(said, changed=True)
@@ -264,10 +260,7 @@ def _fault(path: str, before: SourceText | None, after: SourceText) -> str:
 
 def _write(workspace: Workspace, path: str, before: SourceText | None, after: SourceText) -> None:
     """Write a file and keep what it was for undo_edit."""
-    try:
-        workspace.write(path, after)
-    except SandboxFileError as error:
-        raise ToolError(f"{path} cannot be written: {error}") from error
+    write_source(workspace, path, after)
     kept = workspace.undo.setdefault(path, [])
     kept.append(None if before is None else "".join(before.lines))
     del kept[:-_UNDO_DEPTH]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from agent.tools.names import Names
-from agent.tools.text import SourceText
+from agent.tools.text import SourceText, excerpt
 from agent.tools.workspace import NOT_OWN, Workspace
 from environments.base import SandboxFileError
 
@@ -20,24 +20,9 @@ from environments.base import SandboxFileError
 SUFFIXES = (
     *("c", "h", "cc", "cpp", "cxx", "hh", "hpp", "m", "mm", "cs", "java", "kt", "scala", "swift"),
     *("js", "jsx", "mjs", "cjs", "ts", "tsx", "vue", "svelte", "go", "rs", "zig", "d", "dart"),
-    *(
-        "rb",
-        "php",
-        "pl",
-        "pm",
-        "lua",
-        "tcl",
-        "sh",
-        "bash",
-        "awk",
-        "py",
-        "r",
-        "R",
-        "jl",
-        "ex",
-        "exs",
-    ),
-    *("erl", "hs", "ml", "mli", "fs", "clj", "lisp", "el", "scm", "f90", "pas", "asm", "s", "sql"),
+    *("rb", "php", "pl", "pm", "lua", "tcl", "sh", "bash", "awk", "py", "r", "R", "jl"),
+    *("ex", "exs", "erl", "hs", "ml", "mli", "fs", "clj", "lisp", "el", "scm", "f90", "pas", "asm"),
+    *("s", "sql"),
 )
 _SKIPPED = (*NOT_OWN, "vendor", "third_party", "dist", "build", "target")
 _PATH = re.compile(r"[\w./+-]*\w\.[A-Za-z]\w{0,5}\b")
@@ -212,15 +197,6 @@ def _shown(found: Iterable[tuple[float, str, range, SourceText]], max_chars: int
             continue
         spent += cost
         chosen.setdefault(path, (source, set()))[1].update(new)
-    texts = []
-    for path, (source, numbers) in chosen.items():
-        lines = source.bare()
-        rows = [f"{path} ({len(lines)} lines):"]
-        last = 0
-        for number in sorted(numbers):
-            if last and number != last + 1:
-                rows.append("...")
-            rows.append(f"{number}|{lines[number - 1]}")
-            last = number
-        texts.append("\n".join(rows))
-    return "\n\n".join(texts)
+    return "\n\n".join(
+        excerpt(path, source.bare(), numbers) for path, (source, numbers) in chosen.items()
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -71,6 +72,18 @@ class SourceText:
 def numbered(lines: list[str], start: int) -> str:
     """Lines with their numbers, one a line."""
     return "\n".join(f"{number}|{line}" for number, line in enumerate(lines, start))
+
+
+def excerpt(path: str, lines: list[str], numbers: Iterable[int]) -> str:
+    """Some lines of a file under its path, with their numbers and dots for what lies between."""
+    rows = [f"{path} ({len(lines)} lines):"]
+    last = 0
+    for number in sorted(numbers):
+        if last and number != last + 1:
+            rows.append("...")
+        rows.append(f"{number}|{lines[number - 1]}")
+        last = number
+    return "\n".join(rows)
 
 
 def written_lines(text: str) -> list[str]:
