@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import git
 import pytest
@@ -14,7 +15,8 @@ import pytest
 from tasks.instance import Task
 from tasks.patches import PatchRefused
 from tasks.project import find_tests, guess_requirements
-from tasks.repo import RepoError, RepoTask, read_issue
+from tasks.repo import RepoTask, read_issue
+from tasks.working_tree import RepoError
 
 ODD = ["with space.py", "ümlaut.txt", 'quote".txt', "new\nline.txt", "-dash", "tab\there"]
 
@@ -82,8 +84,8 @@ def project(tmp_path: Path) -> Path:
     )
 
 
-def task(path: Path, **more: object) -> RepoTask:
-    return RepoTask(path, "something is wrong", **more)  # type: ignore[arg-type]
+def task(path: Path, **more: Any) -> RepoTask:
+    return RepoTask(path, "something is wrong", **more)
 
 
 # --- the copy
