@@ -10,6 +10,7 @@ In an image that was named, the whole container is kept, as an image of this mac
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.trajectory import write_atomic
 from environments import Sandbox, SandboxSpec, open_sandbox
 from environments.client import ResidentSandbox
 from environments.images import CA_VARIABLES, ca_bundle
@@ -82,33 +84,31 @@ def set_up(
     `log`: a file for all that the command wrote. Raises TaskError where it fails, SandboxError.
     """
     spec = task.spec()
-    in_image = spec.image is not None
     key = _key(task, spec, command, kind)
+    image = None if spec.image is None else f"{IMAGES}:{key}"
     lock = cache_dir("locks") / f"setup-{key}"
     with locked(lock, lambda: say("another run does the same set-up; waiting")):
-        name = f"{IMAGES}:{key}"
         kept = cache_dir("setups") / key
-        there = (kept / FACTS).is_file() and (not in_image or _image_is_there(name))
-        if there and not again:
+        there = (kept / FACTS).is_file() and (image is None or _image_is_there(image))
+        cached, seconds = there and not again, 0.0
+        if cached:
             say(f"set-up: `{command}` was run on this before; what it made is taken")
-            made = SetUp(command, key, True, 0.0, name if in_image else "tree")
         else:
             say(f"set-up: `{command}`, once, with network")
             began = time.monotonic()
             with open_sandbox(_with_network(spec), kind, progress=say) as box:
                 before = _run(task, box, command, log)
-                if in_image:
-                    _commit(box, name)
-                _keep(box, kept, before, trees=not in_image)
+                if image is not None:
+                    _commit(box, image)
+                _keep(box, kept, before, trees=image is None)
             seconds = round(time.monotonic() - began, 1)
             say(f"set-up took {seconds:g} s")
-            made = SetUp(command, key, False, seconds, name if in_image else "tree")
-    found = _opened(kept, None if not in_image else name)
-    if isinstance(task, ImageTask):
-        task.furnish(name, found.made)
-    else:
+    found = _opened(kept, image)
+    if isinstance(task, RepoTask):
         task.furnish(found)
-    return made
+    elif image is not None:
+        task.furnish(image, found.made)
+    return SetUp(command, key, cached, seconds, image or "tree")
 
 
 def _key(task: RepoTask | ImageTask, spec: SandboxSpec, command: str, kind: str) -> str:
@@ -146,7 +146,7 @@ def _with_network(spec: SandboxSpec) -> SandboxSpec:
     limits = spec.limits.model_copy(
         update={
             "network": True,
-            "memory_mb": max(MEMORY_MB, spec.limits.memory_mb),
+            "memory_mb": _memory(spec),
             "pids": max(PIDS, spec.limits.pids),
             "cpus": float(max(1, os.cpu_count() or 1)),
         }
@@ -156,7 +156,7 @@ def _with_network(spec: SandboxSpec) -> SandboxSpec:
         digest = hashlib.sha256(bundle).hexdigest()[:16]
         path = cache_dir("certificates") / f"{digest}.crt"
         if not path.exists():
-            path.write_bytes(bundle)
+            write_atomic(path, bundle)  # another set-up may mount it at any moment
         mounts[str(path)] = _CA_INSIDE
     env = {**spec.env, "HOME": DISK_HOME}
     return spec.model_copy(update={"limits": limits, "mounts": mounts, "env": env})
@@ -185,7 +185,7 @@ def _run(task: RepoTask | ImageTask, box: Sandbox, command: str, log: Path) -> s
         why = f"did not end within {SECONDS / 60:.0f} minutes"
         remedy = "give one that does, or an image that has the outcome (--image)"
     elif done.out_of_memory:
-        why = f"needs more than {box_memory(task)} MiB of memory"
+        why = f"needs more than {_memory(task.spec())} MiB of memory"
         remedy = "let it do less at a time, or give an image that has the outcome (--image)"
     else:
         why = f"ended with exit code {done.exit_code}"
@@ -208,9 +208,9 @@ def _files(box: Sandbox) -> set[str]:
     return {os.fsdecode(name.removeprefix(b"./")) for name in found}
 
 
-def box_memory(task: RepoTask | ImageTask) -> int:
+def _memory(spec: SandboxSpec) -> int:
     """MiB that the command may use."""
-    return max(MEMORY_MB, task.spec().limits.memory_mb)
+    return max(MEMORY_MB, spec.limits.memory_mb)
 
 
 def _keep(box: Sandbox, kept: Path, before: set[str], *, trees: bool) -> None:
@@ -224,7 +224,7 @@ def _keep(box: Sandbox, kept: Path, before: set[str], *, trees: bool) -> None:
         if trees and isinstance(box, ResidentSandbox):
             for name, folder in ((TREE, box.workdir), (HOME, DISK_HOME)):
                 with (made / name).open("xb") as sink:
-                    box.save_tree(folder, sink, limit=LARGEST)
+                    box.save_folder(folder, sink, limit=LARGEST)
         programs = [
             f"{box.workdir}/{place}"
             for place in _PROGRAMS
@@ -263,24 +263,18 @@ def _image_id(name: str) -> str:
     from environments.engine import connect, translated
     from environments.images import named_image
 
-    client = connect(60.0, patience=20.0)
-    try:
+    with contextlib.closing(connect(60.0, patience=20.0)) as client:
         named_image(client, name)
         with translated(f"cannot look at image {name}"):
             return str(client.api.inspect_image(name)["Id"])
-    finally:
-        client.close()
 
 
 def _image_is_there(name: str) -> bool:
     from environments.engine import connect
     from environments.images import is_present
 
-    client = connect(60.0, patience=20.0)
-    try:
+    with contextlib.closing(connect(60.0, patience=20.0)) as client:
         return is_present(client, name)
-    finally:
-        client.close()
 
 
 def _commit(box: Sandbox, name: str) -> None:

@@ -316,7 +316,7 @@ class ResidentSandbox(WorkspaceSandbox):
         self._placed = None
         self._file_call("write", path, {"op": "write", "executable": executable}, data, 0)
 
-    def save_tree(self, folder: str, sink: IO[bytes], *, limit: int) -> None:
+    def save_folder(self, folder: str, sink: IO[bytes], *, limit: int) -> None:
         """Write a folder of the sandbox (its content, with all that git would leave out) as a tar.
 
         Raises SandboxFileError when it cannot be read or is larger than `limit` bytes.

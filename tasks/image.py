@@ -122,16 +122,14 @@ def leave_out_made(task: object, sandbox: Sandbox) -> None:
 
 def put_files(task: Task, sandbox: Sandbox) -> None:
     """Bring the tree there, no more. Raises what `place_tree` does."""
-    archive = tree = None
     if isinstance(task, HoldsArchive) and isinstance(sandbox, TakesArchives):
-        archive = task.archive()
-    else:
-        tree = task.tree()
-    if archive is not None and isinstance(sandbox, TakesArchives):
-        sandbox.put_archive(archive)
-    elif tree is not None:
+        if (archive := task.archive()) is not None:
+            sandbox.put_archive(archive)
+            return
+    elif (tree := task.tree()) is not None:
         sandbox.put_tree(tree)
-    elif not sandbox.run(["ls", "-A"]).output.strip():
+        return
+    if not sandbox.run(["ls", "-A"]).output.strip():
         image = task.spec().image
         raise TaskError(
             f"image {image} has no project in {sandbox.workdir}; give one with --repo, or use an "

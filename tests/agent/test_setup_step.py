@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -43,8 +44,8 @@ class Steps:
         self.folder, self.kind, self.log = folder, kind, log
         self.said: list[str] = []
 
-    def __call__(self, command: str, **more: object) -> RepoTask:
-        task = RepoTask(self.folder, "wrong", set_up=True, **more)  # type: ignore[arg-type]
+    def __call__(self, command: str) -> RepoTask:
+        task = RepoTask(self.folder, "wrong", set_up=True)
         self.made = set_up(task, command, self.kind, log=self.log, say=self.said.append)
         return task
 
@@ -155,7 +156,8 @@ def test_of_an_image_the_whole_container_is_kept(project: Path, tmp_path: Path) 
     from tests.environments.plain_image import plain_image
 
     image, log = plain_image(), tmp_path / "setup.log"
-    command = "echo 1 > /opt/installed && cp in.txt made.txt"
+    # the engine's images are everybody's: these are of this process
+    command = f": {os.getpid()}; echo 1 > /opt/installed && cp in.txt made.txt"
     names = set()
     try:
         for cached in (False, True):
@@ -170,7 +172,8 @@ def test_of_an_image_the_whole_container_is_kept(project: Path, tmp_path: Path) 
                     assert box.diff().files == ("in.txt",)
                     assert box.run("grep -vc -E 'lo:|Inter|face' /proc/net/dev").text == "0\n"
         alone = ImageTask(image, "wrong")
-        made = set_up(alone, "mkdir -p /workspace; echo 1 > /workspace/own", "docker", log=log)
+        command = f": {os.getpid()}; mkdir -p /workspace; echo 1 > /workspace/own"
+        made = set_up(alone, command, "docker", log=log)
         names.add(made.kept)
         with open_sandbox(alone.spec(), "docker") as box:
             place_tree(alone, box)

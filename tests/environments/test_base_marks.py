@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import subprocess
 import sys
 import time
@@ -55,20 +58,78 @@ def test_only_its_time_of_change_tells_a_file(one_sandbox):
     assert not one_sandbox.diff()
 
 
+def test_changes_long_after_the_base_are_told_by_any_sign(one_sandbox):
+    """Another file with the old size and time, another mode, a link with another target."""
+    one_sandbox.run(
+        "for f in replaced mode group; do echo one > $f; done; ln -s one link; sleep 0.2"
+    )
+    one_sandbox.mark_base()
+    assert not one_sandbox.diff()
+    changed = one_sandbox.run(
+        "cp -p replaced new; printf 'ONE\\n' > new; touch -r replaced new; mv new replaced; "
+        "chmod +x mode; chmod g+w group; "  # git knows nothing of the second
+        "cp -dp link /tmp/l; ln -sfn two link; touch -h -r /tmp/l link"
+    )
+    assert changed.exit_code == 0, changed.text
+    assert one_sandbox.diff().files == ("link", "mode", "replaced")
+
+
+def test_a_file_is_read_where_one_mark_of_its_state_is_another(tmp_path):
+    """The base gives it a false content, so that it shows whether it was read."""
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a").write_bytes(b"1")
+    info = (tmp_path / "tree" / "a").stat()
+    states = [[info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]]
+    states += [[mark + (at == n) for n, mark in enumerate(states[0])] for at in range(4)]
+    seen = []
+    for number, state in enumerate(states):
+        argv = [sys.executable, treescan.__file__, "changes", tmp_path / "tree"]
+        manifest = f"100644 {'0' * 40} {' '.join(map(str, state))}\ta\0".encode()
+        argv.append(tmp_path / f"git{number}")
+        done = subprocess.run(argv, input=manifest, check=True, stdout=subprocess.PIPE)
+        seen.append(json.loads(done.stdout)["old"])
+    assert seen == [[], ["a"], ["a"], ["a"], ["a"]]
+
+
+def test_a_folder_that_cannot_be_looked_into_is_named_and_what_it_holds_is_not_gone(
+    tmp_path, monkeypatch
+):
+    def listed(self: treescan.Workspace, folder: bytes) -> list[os.DirEntry[bytes]]:
+        if folder.endswith(b"/shut"):
+            raise PermissionError
+        with os.scandir(folder) as entries:
+            return list(entries)
+
+    monkeypatch.setattr(treescan.Workspace, "listed", listed)
+    (tmp_path / "tree" / "shut").mkdir(parents=True)
+    space = treescan.Workspace(os.fsencode(tmp_path / "tree"))
+    space.scan()
+    manifest = b"".join(b"100644 %b ?\t%b\0" % (b"0" * 40, path) for path in (b"shut/a", b"gone"))
+    found = treescan.changes(space, str(tmp_path / "git"), io.BytesIO(manifest))
+    assert found == {"old": ["gone"], "now": 0, "skipped": ["shut"], "nested": []}
+
+
 def test_a_file_changed_in_the_tick_of_the_base_is_always_read(tmp_path):
     """What was written just before could be written again within the same tick."""
-    tree, folder = tmp_path / "tree", tmp_path / "git"
-    tree.mkdir()
-    argv = [sys.executable, treescan.__file__, "base", tree, folder]
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a").write_bytes(b"1")
+    info = (tmp_path / "tree" / "a").stat()
+    space, folder = treescan.Workspace(os.fsencode(tmp_path / "tree")), str(tmp_path / "git")
+    space.scan()
+
+    def state() -> bytes:
+        manifest = (tmp_path / "git" / "manifest").read_bytes()
+        return manifest.split(b" ", 2)[2].split(b"\t")[0]
+
     states = []
-    for seconds in (0.0, 0.2):
-        (tree / "a").write_bytes(b"1")
-        time.sleep(seconds)
-        subprocess.run(argv, input=b"0 0\n", check=True, stdout=subprocess.DEVNULL)
-        states.append((folder / "manifest").read_bytes().split(b" ", 2)[2].split(b"\t")[0])
-    info = (tree / "a").stat()
+    for since in (0, treescan.TICK, treescan.TICK + 1):
+        treescan.base(space, folder, info.st_ctime_ns + since, io.BytesIO(b"0 0\n"))
+        states.append(state())
+    time.sleep(0.2)
+    argv = [sys.executable, treescan.__file__, "base", tmp_path / "tree", folder]
+    subprocess.run(argv, input=b"0 0\n", check=True, stdout=subprocess.DEVNULL)
     known = f"1 {info.st_mtime_ns} {info.st_ctime_ns} {info.st_ino}".encode()
-    assert states == [b"?", known]
+    assert [*states, state()] == [b"?", b"?", known, known]
 
 
 def test_a_second_tree_over_the_first(one_sandbox, tmp_path):
@@ -130,7 +191,7 @@ def test_a_tree_is_saved_as_a_tar(one_sandbox, tmp_path):
     one_sandbox.put_tree(tree(tmp_path))
     one_sandbox.run("ln -s a.txt l; chmod 755 a.txt")
     with (tmp_path / "saved.tar").open("wb") as sink:
-        one_sandbox.save_tree(one_sandbox.workdir, sink, limit=1_000_000)
+        one_sandbox.save_folder(one_sandbox.workdir, sink, limit=1_000_000)
     archive = TreeArchive.opened(tmp_path / "saved.tar")
     one_sandbox.run("rm -r *")
     one_sandbox.put_archive(archive)
