@@ -36,7 +36,7 @@ class Recorder:
 
     def configure(self, config: Any, name: str) -> None:
         root = getattr(config, "rootpath", None) or config.rootdir
-        self._record(event="configure", root=str(root), start=os.getcwd())  # noqa: PTH109
+        self._record(event="configure", root=str(root), start=os.getcwd())  # noqa: PTH109 (a str)
         # workers of pytest-xdist would look for the plugin in vain
         config.option.plugins = [p for p in config.option.plugins or () if p != name]
 

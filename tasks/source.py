@@ -226,6 +226,7 @@ def _parsed(kind: Kind, place: str, row: Mapping[str, Any]) -> BaseModel:
     try:
         model = _model(kind).model_validate(row)
         if kind == "release_pair":
+            # a release pair by its kind
             _ = model.old, model.new  # type: ignore[attr-defined]
         return model
     except ValidationError as error:
@@ -263,6 +264,7 @@ def _pair_entry(name: str, pair: Any, pairs: Sequence[BaseModel]) -> Entry:
         f"{pair.issue_title}\n\n{pair.issue_text}",
         _sum(canonical(pair)),
         pair,
+        # all of them are release pairs: the source has one kind
         lambda opener: release_pair.task_of(pair, pairs, open_sandbox=opener),  # type: ignore[arg-type]
         partial(release_pair.reference_of, pair),
     )

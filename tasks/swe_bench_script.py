@@ -162,7 +162,7 @@ def test_files(test_patch: str) -> TestFiles:
     return TestFiles(tuple(old), tuple(new), tuple(after))
 
 
-test_files.__test__ = False  # type: ignore[attr-defined]
+test_files.__test__ = False  # type: ignore[attr-defined]  # no test, whatever its name says
 
 
 def directives(repo: str, files: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -336,7 +337,7 @@ def image() -> Iterator[str]:
     from environments.engine import connect
     from environments.images import base_image
 
-    name = "nexus-agent/test-r2e-gym:1"
+    name = f"nexus-agent/test-r2e-gym:{os.getpid()}"
     client = connect()
     try:
         sink = io.BytesIO()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], dict
         "PASS_TO_PASS": [f"{T}kept"],
     }
     (folder / "tree" / ".git").rename(folder / "git")
-    sdist = Sdist(project="mod", file="mod-1.tar.gz", sha256="0" * 64)
+    # the image's name comes from the sum, and is to be this process's own
+    sdist = Sdist(project="mod", file="mod-1.tar.gz", sha256=f"{os.getpid():064x}")
     images: set[str] = set()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "tree", lambda sdist: folder / "tree")
