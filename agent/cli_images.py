@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -119,7 +119,8 @@ def check_command(
     if pull not in ("missing", "never"):
         raise typer.BadParameter(f"{pull!r}: it is missing or never", param_hint="--pull")
     rows: list[dict[str, Any]] = []
-    for name in names or [None]:  # type: ignore[list-item]  # None: our own base
+    wanted: Sequence[str | None] = names or (None,)  # None: our own base
+    for name in wanted:
         try:
             rows.append({"ok": True, **asdict(check_image(name, pull=pull, progress=_say))})
         except SandboxError as error:

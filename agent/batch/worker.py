@@ -165,7 +165,7 @@ def main() -> int:
     worker = Worker(commands, greeting)
     try:
         work = resolve(greeting["work"])
-    except Exception as error:
+    except Exception as error:  # a module of the user's may raise anything on import
         traceback.print_exc()
         worker.broken(f"{greeting['work']} cannot be used: {error}")
         return 1

@@ -209,8 +209,9 @@ def test_errors_are_tried_again_after_the_others_and_not_for_ever(store: Store, 
     assert (tries.with_name(f"{tries.name}.try-1") / "trajectory.jsonl").exists()
 
     assert [name for name, _ in run(store, items[1:2])[0]] == ["poison"]
-    assert store.result(items[1]) is not None
-    assert store.result(items[1])["tries"] == 1  # type: ignore[index]
+    kept = store.result(items[1])
+    assert kept is not None
+    assert kept["tries"] == 1
 
 
 def test_a_silent_worker_is_given_up(store: Store) -> None:
@@ -323,7 +324,7 @@ def test_workers_end_with_an_engine_that_is_killed(tmp_path: Path, log: Path, st
     pids = [entry["pid"] for entry in entries(log, "start")]
     assert all(map(alive, pids))
     for pid in pids:  # as long as one lives, the folder is taken
-        held = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]  # noqa: PTH115
+        held = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
         assert str(tmp_path / "batch" / ".lock") in held
     process.kill()
     process.wait()
@@ -379,7 +380,7 @@ def test_killed_three_times_and_gone_on_with_it_is_as_if_nothing_had_been(
         if not ones:
             ones = {one.key: one for one in items_of(tmp_path / "items.json")}
         more = len(over[-1]) + 4 if over else 4
-        wait_for("more results", lambda: len(store.finished(ones.values())) >= more)  # noqa: B023
+        wait_for("results", lambda n=more, of=ones: len(store.finished(of.values())) >= n)
         process.kill()
         process.wait()
         wait_for("end of the workers", lambda: not any(alive(e["pid"]) for e in entries(log)), 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -279,8 +280,7 @@ def test_another_engine_and_what_is_prepared_once(
         "    return run_item(*parts)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    import elsewhere  # type: ignore[import-not-found]
-
+    elsewhere = importlib.import_module("elsewhere")
     more = ["--engine", "elsewhere:Engine", "--workers", "2", "--work", "elsewhere:work"]
     for _ in range(2):
         assert agent_eval(rows, tmp_path / "out", *more)[0] == 0
