@@ -77,7 +77,8 @@ def evicting_attention(
         if kwargs.get(name) is not None:
             raise ValueError(f"attention with {name}={kwargs[name]} is not served by {NAME!r}")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    number: Any = module.layer_idx  # an attribute that a Module does not declare
+    layer = int(number)
     batch: Batch | None = getattr(key, _BATCH, None)
     if batch is not None:
         return batch.attend(layer, query, scale), None

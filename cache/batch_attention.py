@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cache.ragged_attention import varlen_kernel
+from cache.ragged_attention import kernel_for
 
 
 def attend_rows(
@@ -26,9 +26,7 @@ def attend_rows(
 
     What lies beyond must be finite: the mask multiplies it by zero.
     """
-    kernel = None
-    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        kernel = varlen_kernel()
+    kernel = kernel_for(query)
     if kernel is not None:
         return varlen_rows(kernel, query, keys, values, counts, scale)
     rows, heads, slots, dim = keys.shape

@@ -31,11 +31,7 @@ def ragged_attention(
     segments: of each KV head, the newest q keys being those of the queries. mask: the additive
     lower-right mask [q, T] for T keys; None for a single query.
     """
-    kernel = (
-        varlen_kernel()
-        if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
-        else None
-    )
+    kernel = kernel_for(query)
     if kernel is not None:
         return varlen(kernel, query, keys, values, segments, scale)
     heads, length = len(segments.starts), query.shape[2]
@@ -84,6 +80,13 @@ def varlen(
 
 
 _ASKED_FOR = frozenset({"scale", "window_size", "enable_gqa", "seqused_k"})
+
+
+def kernel_for(query: torch.Tensor) -> Callable[..., Any] | None:
+    """`varlen_kernel` where it takes queries of that dtype and device."""
+    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+        return varlen_kernel()
+    return None
 
 
 @cache

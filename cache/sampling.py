@@ -67,6 +67,8 @@ def choose_at_once(
     logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
 ) -> torch.Tensor:
     """The same as int64 [B] on the device of `logits`, without waiting for it."""
+    if all(each.temperature == 0 for each in samplings):  # nothing to draw, nor to sort for it
+        return logits.argmax(-1)
     pairs = list(zip(samplings, positions, strict=True))
     # Greedy rows are divided by 1, and what is drawn for them is not looked at.
     options = [(each.temperature or 1.0, each.top_p, each.draw(at)) for each, at in pairs]

@@ -96,6 +96,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(_KEY)
+            # An open file has keys(), but cannot be iterated over.
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise BadSnapshot(f"there is no snapshot {path}") from error

@@ -129,7 +129,8 @@ class Method(ABC, Generic[ConfigT]):
     def observe(self, queries: torch.Tensor, keys: torch.Tensor, scaling: float) -> torch.Tensor:
         """What the new queries [H_q, q, D] of one layer add to its slots: float32 [H_kv, T].
 
-        keys: [H_kv, T, D] in slot order, those of the new queries last, in order.
+        keys: [H_kv, T, D] in slot order, those of the new queries last, in order. Only a method
+        that `observes` is asked, and has its own.
         """
         raise NotImplementedError(f"{type(self).__name__} observes nothing")
 
