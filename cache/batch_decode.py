@@ -59,6 +59,7 @@ class BatchDecoder:
         self.pool = pool
         self.width = width
         self._keyword = cache_keyword(model)
+        self._device = input_device(model)
         self._blocked = gains(model)
         self._static: StaticStep | None = None
         if isinstance(pool, Pool):
@@ -79,13 +80,13 @@ class BatchDecoder:
             return self._static.step(caches, tokens)
         batch = _Batch(caches)
         padding = [0] * (self.width - len(caches))
-        positions = [cache.seen for cache in caches]
-        device = input_device(self.model)
+        inputs = [[*tokens, *padding], [*(cache.seen for cache in caches), *padding]]
+        ids, positions = torch.tensor(inputs, device=self._device).unsqueeze(-1)
         taken: dict[str, Any] = {self._keyword: batch}
         with BlockedLinears() if self._blocked else nullcontext():
             out = self.model(
-                input_ids=torch.tensor([*tokens, *padding], device=device).unsqueeze(-1),
-                position_ids=torch.tensor([*positions, *padding], device=device).unsqueeze(-1),
+                input_ids=ids,
+                position_ids=positions,
                 use_cache=True,
                 logits_to_keep=1,
                 **taken,
@@ -134,10 +135,6 @@ class _Batch(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens that the longest stream has had."""
         return max(cache.seen for cache in self._caches)
-
-    @property
-    def is_compileable(self) -> bool:
-        return False
 
     def update(
         self,

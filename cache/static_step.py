@@ -51,10 +51,10 @@ class StaticStep:
         for row in range(pool.rows):  # those that are not fed are written to as well
             pool.make_room(row, 1)
         held = [pool.length(row) for row in range(pool.rows)]
-        inputs = torch.tensor([[0] * pool.rows, [0] * pool.rows, held])
+        fed, positions = [0] * pool.rows, [0] * pool.rows
         for cache, token in zip(caches, tokens, strict=True):
-            inputs[:2, cache.row] = torch.tensor([token, cache.seen])
-        self._inputs.copy_(inputs, non_blocking=True)
+            fed[cache.row], positions[cache.row] = token, cache.seen
+        self._inputs.copy_(torch.tensor([fed, positions, held]), non_blocking=True)
         if self._planes is None or self._planes() is not pool.keys:
             self._prepare(held)
         if self._graph is not None:
