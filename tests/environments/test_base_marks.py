@@ -48,6 +48,26 @@ def test_a_file_that_a_tool_wrote_before_the_base_is_read(one_sandbox, tmp_path)
     assert b"-ONE\n+new\n" in one_sandbox.diff().data
 
 
+def test_only_files_that_are_as_they_were_put_there_are_taken_unread(tmp_path):
+    """The list of what was put there gives false contents, so that it shows which were read."""
+    top = tmp_path / "tree"
+    top.mkdir()
+    for name in ("same", "later", "longer"):
+        (top / name).write_bytes(b"1")
+    (top / "link").symlink_to("1")
+    for name, time_ns in {"same": 0, "longer": 0, "link": 0, "later": 1}.items():
+        os.utime(top / name, ns=(0, 5_000_000_000 + time_ns), follow_symlinks=False)
+    put = {b"same": 1, b"later": 1, b"longer": 2, b"link": 1}
+    records = b"\0".join(b"%d 5 %b %b" % (size, b"0" * 40, name) for name, size in put.items())
+    space = treescan.Workspace(os.fsencode(top))
+    space.scan()
+    treescan.base(space, str(tmp_path / "git"), 0, io.BytesIO(b"0 0\n" + records))
+    lines = (tmp_path / "git" / "manifest").read_bytes().split(b"\0")[:-1]
+    ids = {line.split(b"\t")[1]: line.split(b" ")[1] for line in lines}
+    true = treescan.blob_id(b"1").hex().encode()
+    assert ids == {b"same": b"0" * 40, b"later": true, b"longer": true, b"link": true}
+
+
 def test_only_its_time_of_change_tells_a_file(one_sandbox):
     """Size, time and inode are those it had when the base was marked, long after it was written."""
     one_sandbox.run("echo one > a; cp -p a b; sleep 0.2")
@@ -89,6 +109,17 @@ def test_a_file_is_read_where_one_mark_of_its_state_is_another(tmp_path):
         done = subprocess.run(argv, input=manifest, check=True, stdout=subprocess.PIPE)
         seen.append(json.loads(done.stdout)["old"])
     assert seen == [[], ["a"], ["a"], ["a"], ["a"]]
+
+
+def test_a_file_that_is_no_longer_as_long_is_read_whole_or_not_at_all(tmp_path):
+    (tmp_path / "a").write_bytes(b"0123456789")
+    path = os.fsencode(tmp_path / "a")
+    assert [treescan.read_whole(path, size) for size in (1, 10, 20)] == [b"0123456789"] * 3
+    assert [treescan.read_whole(path, 1, most) for most in (10, 9, 1)] == [
+        b"0123456789",
+        None,
+        None,
+    ]
 
 
 def test_a_folder_that_cannot_be_looked_into_is_named_and_what_it_holds_is_not_gone(
