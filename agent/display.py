@@ -83,7 +83,7 @@ class TerminalWatcher:
         if step.call is not None:
             self._print(call_text(step.call.name, step.call.arguments))
         else:
-            self._print(Text(f"no call: {safe(step.problem or '').splitlines()[0]}", "yellow"))
+            self._print(no_call_line(step.problem or ""))
         self._print(Text(shortened(safe(step.observation)), "dim"))
         self._print(Text(f"{self._fill} · tool {step.tool_seconds:.1f} s", "blue"))
 
@@ -205,30 +205,10 @@ def verdict_line(verdict: Mapping[str, Any]) -> Text:
         if tests := run_lines.section(verdict, name):
             passed = sum(outcome == "passed" for outcome in tests.values())
             counts.append(f"{passed} of {len(tests)} {name.upper()} pass")
-    why = (
-        "; ".join(counts)
-        or safe(run_lines.text(verdict, "detail")).strip().partition("\n")[0][:200]
-    )
+    detail = safe(run_lines.text(verdict, "detail")).strip().partition("\n")[0][:200]
+    why = "; ".join(counts) or detail
     status = safe(run_lines.text(verdict, "status")) or "?"
     return Text(f"verdict: {status}" + (f" ({why})" if why else ""), "bold red")
-
-
-def call_text(
-    name: str, arguments: Mapping[str, object], shorten: Callable[[str], str] | None = None
-) -> Text:
-    """A call: its name, short arguments beside it, long ones below it. Values of any kind."""
-    shown = Text(safe(name) or "?", "bold cyan")
-    long = {}
-    for key, value in arguments.items():
-        words = safe(value if isinstance(value, str) else repr(value))
-        if "\n" in words or len(words) > 60:
-            long[key] = words
-        else:
-            shown.append(f" {safe(key)}=", "cyan").append(words, "default not bold")
-    for key, words in long.items():
-        shown.append(f"\n  {safe(key)}:\n", "cyan")
-        shown.append((shorten or shortened)(words), "default not bold")
-    return shown
 
 
 def shortened(text: str, width: int | None = None) -> str:
@@ -244,6 +224,30 @@ def shortened(text: str, width: int | None = None) -> str:
             for line in lines
         ]
     return "\n".join(lines)
+
+
+def call_text(
+    name: str, arguments: Mapping[str, object], shorten: Callable[[str], str] = shortened
+) -> Text:
+    """A call: its name, short arguments beside it, long ones below it. Values of any kind."""
+    shown = Text(safe(name) or "?", "bold cyan")
+    long = {}
+    for key, value in arguments.items():
+        words = safe(value if isinstance(value, str) else repr(value))
+        if "\n" in words or len(words) > 60:
+            long[key] = words
+        else:
+            shown.append(f" {safe(key)}=", "cyan").append(words, "default not bold")
+    for key, words in long.items():
+        shown.append(f"\n  {safe(key)}:\n", "cyan")
+        shown.append(shorten(words), "default not bold")
+    return shown
+
+
+def no_call_line(problem: str) -> Text:
+    """Why a reply was no call."""
+    words = safe(problem).strip().partition("\n")[0]
+    return Text(f"no call: {words or 'nothing is known of it'}", "yellow")
 
 
 def size(count: int) -> str:

@@ -11,7 +11,16 @@ from rich.console import Console, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
-from agent.display import call_text, ended_line, safe, shortened, show_patch, size, verdict_line
+from agent.display import (
+    call_text,
+    ended_line,
+    no_call_line,
+    safe,
+    shortened,
+    show_patch,
+    size,
+    verdict_line,
+)
 from agent.replay import Replay
 from agent.run_entry import FAILURES, INTERRUPTED, RUNNING, RunEntry
 from agent.run_lines import number, section, text, whole
@@ -69,8 +78,7 @@ class Show:
             name, arguments = text(call, "name"), section(call, "arguments")
             self._print(call_text(name, arguments, self._short))
         else:
-            problem = safe(text(entry, "problem")).strip().partition("\n")[0]
-            self._print(Text(f"no call: {problem or 'nothing is known of it'}", "yellow"))
+            self._print(no_call_line(text(entry, "problem")))
         if entry.get("finish") == "length":
             self._print(Text("the reply was cut off at its limit", "yellow"))
         self._print(Text(self._short(text(entry, "observation")), "dim"))

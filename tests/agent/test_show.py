@@ -235,6 +235,17 @@ def test_what_stands_of_a_run_without_an_end(made: Path, tmp_path: Path) -> None
     assert "ended" not in text
 
 
+def test_an_end_that_is_none_says_how_to_go_on(made: Path, tmp_path: Path) -> None:
+    place = copied(made, tmp_path, NAME, state="interrupted", exit="interrupted", detail="SIGINT")
+    assert "ended: interrupted (SIGINT)" in shown(place)
+    assert "--resume" not in shown(place)
+    (place / "state").mkdir()
+    (place / "state/turn-000002.json").touch()
+    assert f"interrupted; `agent run --resume {place}` goes on\n" in shown(place)
+    tell(place, exit="step_limit")  # of several attempts this one is over
+    assert "--resume" not in shown(place)
+
+
 def test_a_run_that_was_taken_up_again(made: Path, tmp_path: Path) -> None:
     place = copied(made, tmp_path, NAME)
     file = place / "trajectory.jsonl"
