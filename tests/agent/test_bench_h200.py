@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.h200 import parts
+from benchmarks.h200 import correctness, parts
 from benchmarks.h200.correctness import Played, batched_is_solo, compared, small_model
 from benchmarks.h200.report import lines_of
 from benchmarks.h200.work import Work, records_of
@@ -85,6 +85,17 @@ def test_batches_are_compared_with_solo_runs(work):
     assert first["cuts"] > 0
 
 
+def test_a_batch_that_is_not_as_its_solo_runs_is_not_right(work, monkeypatch):
+    class Shuffled(correctness.BatchDecoder):
+        def step(self, caches, tokens):
+            return super().step(caches, tokens).flip(0)
+
+    monkeypatch.setattr(correctness, "BatchDecoder", Shuffled)
+    batched_is_solo(work, small_model(), torch.float32, 1e-4, fixed=False)
+    [same] = found(work, "same")
+    assert not same["ok"]
+
+
 def test_paper_numbers_stand_beside_ours(work):
     work.part = "table4"
     run = {"what": "decode", "who": "nexus+fixed@160", "batch": 1, "label": "", "bytes": 2**30}
@@ -120,6 +131,8 @@ def test_the_command_runs_its_parts_and_says_what_was_measured(tmp_path):
     assert ended == ["machine", "compiled"]
     [missing] = [record for record in records if record["kind"] in ("missing", "error")]
     assert missing["why"] == "a compiled decode step is for CUDA"
+    [origin] = [record for record in records if record["kind"] == "origin"]
+    assert origin["command"].startswith(f"python -m benchmarks.h200 --out {tmp_path} --device cpu")
     text = (tmp_path / "h200.md").read_text()
     assert f"`python -m benchmarks.h200 --dry-run --out {tmp_path} --parts machine" in text
     assert "Copy on the device" in text
