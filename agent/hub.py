@@ -19,7 +19,9 @@ from huggingface_hub import constants
 
 from agent.catalogue import HubFile
 
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # what names one
+# What names one. Others its client refuses with a ValueError, wherever it is asked.
+_PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
+REPOSITORY = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_PART}/{_PART}")
 _T = TypeVar("_T")
 _CHUNK = 1 << 16  # bytes; what a broken connection loses at most
 _PROBE_SECONDS = 6.0  # in all, name look-up included, which no socket time-out bounds

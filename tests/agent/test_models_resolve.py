@@ -68,6 +68,12 @@ def test_a_path_that_is_not_there_is_no_hub_id(name: str) -> None:
         resolve(name)
 
 
+@pytest.mark.parametrize("name", ["owner/a--b", "owner/a..b", "owner/a.", "owner/a-", "o/a.git"])
+def test_a_name_that_no_repository_can_have_is_unknown(name: str) -> None:
+    with pytest.raises(UnknownModel, match=name):
+        resolve(name)
+
+
 def test_hub_ids() -> None:
     assert resolve("Qwen/Qwen3-0.6B").repo == "Qwen/Qwen3-0.6B"
     assert resolve("deepswe-preview").repo == "agentica-org/DeepSWE-Preview"
