@@ -106,6 +106,7 @@ class RaggedPool:
             torch.empty((0, block_size), device=device) if with_sums else None,
         )
         self._rows = [_Row([self._blank_layer() for _ in range(layers)]) for _ in range(rows)]
+        self._planes_bytes = 0  # of all rows: a sum over them at each move would be most of a cut
 
     def _blank_layer(self) -> _Layer:
         none = [0] * self._heads
@@ -122,8 +123,8 @@ class RaggedPool:
     @property
     def nbytes(self) -> int:
         """Bytes of the pool's tensors."""
-        layers = [layer for row in self._rows for layer in row.layers]
-        return sum(layer.planes.nbytes + layer.ends.nbytes for layer in layers)
+        ends = self._rows[0].layers[0].ends.nbytes  # the same everywhere
+        return self._planes_bytes + ends * sum(len(row.layers) for row in self._rows)
 
     @property
     def sums_nbytes(self) -> int:
@@ -141,7 +142,9 @@ class RaggedPool:
 
     def give_back(self, row: int) -> None:
         """Free `row`, and its memory."""
-        self._rows[row] = _Row([self._blank_layer() for _ in self._rows[row].layers])
+        layers = self._rows[row].layers
+        self._planes_bytes -= sum(layer.planes.nbytes for layer in layers)
+        self._rows[row] = _Row([self._blank_layer() for _ in layers])
 
     def length(self, row: int) -> int:
         """Valid slots of `row` per layer and head, on average: a whole number, since all grow
@@ -232,6 +235,7 @@ class RaggedPool:
             new.present()[name][destination] = copy
             spent = before + copy.nbytes + (0 if fits else new.nbytes)
             self.peak_bytes = max(self.peak_bytes, spent)
+        self._planes_bytes += new.nbytes - layer.planes.nbytes
         layer.planes, layer.offsets = new, offsets
         self._set_ends(layer)
 
