@@ -2,13 +2,12 @@
 
 from cache.config import AnyConfig, DenseConfig, EvictingConfig
 from cache.evicting_cache import EvictingCache
-from cache.generate import decode, generate, prefill
+from cache.generate import decode, generate, prefill, replay
 from cache.methods import Method, Observation, methods, parse_config, register
 from cache.methods.nexus import NexusConfig
 from cache.pools import AnyPool, make_pool
 from cache.presets import preset, preset_names
 from cache.ragged_store import RaggedPool
-from cache.replay import replay
 from cache.sampling import Sampling
 from cache.snapshot import load_snapshot, save_snapshot
 from cache.stats import CacheStats, EvictionRecord

@@ -8,7 +8,8 @@ positions go on. Physical: slots held now (`get_mask_sizes`, `get_query_offset`)
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -75,6 +76,7 @@ class EvictingCache(Cache):
         self._added: dict[int, Sequence[torch.Tensor]] = {}  # by layer, per head, for the sums
         self._scaling = [0.0] * self.num_layers
         self._pending = 0  # tokens of the forward pass under way
+        self._whole: bool | None = None  # in a `whole_pass`: whether the last layer has attended
         self._masks: dict[torch.device, torch.Tensor] = {}
 
     @property
@@ -134,8 +136,8 @@ class EvictingCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append [1, H_kv, q, D] to one layer; views of all its keys and values, new ones last.
 
-        The tokens count as seen once the last layer has attended to them, so that a forward pass
-        that breaks off leaves the cache as it was.
+        The tokens count as seen once the last layer has attended to them, in a `whole_pass` when
+        that is over: a forward pass that breaks off before leaves the cache as it was.
         """
         if self._closed:
             raise RuntimeError("this cache was closed; make a new one")
@@ -156,6 +158,19 @@ class EvictingCache(Cache):
         self._window.begin()
         self._added.clear()
 
+    @contextmanager
+    def whole_pass(self) -> Iterator[None]:
+        """Within it one forward pass counts its tokens when it is over, so that what breaks off
+        behind the last layer's attention leaves the cache as it was as well."""
+        self._whole = False
+        try:
+            yield
+            attended = self._whole
+        finally:
+            self._whole = None
+        if attended:
+            self.finish_layer(self.num_layers - 1)
+
     def reset(self) -> None:
         """Forget everything, as if newly made; pins too."""
         row = self.row
@@ -167,6 +182,8 @@ class EvictingCache(Cache):
             self._policy = Policy(self._policy.config)
         self._window.clear()
         self._added.clear()
+
+    # Refusals, not gaps: what transformers may ask for and no cache that forgets can do.
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("an evicting cache cannot be cropped: what left is gone")
@@ -219,8 +236,11 @@ class EvictingCache(Cache):
         return made[:, made.shape[1] - keys :]
 
     def finish_layer(self, layer: int) -> None:
-        """After the last layer the new tokens are valid and count as seen."""
+        """After the last layer the new tokens are valid and count as seen (see `whole_pass`)."""
         if layer != self.num_layers - 1:
+            return
+        if self._whole is not None:
+            self._whole = True
             return
         self.pool.advance(self.row, self._pending, self.seen)
         self.seen += self._pending
@@ -389,10 +409,7 @@ class EvictingCache(Cache):
     # -- copies ----------------------------------------------------------------------------------
 
     def state(self) -> CacheState:
-        """Everything that decides what comes next; tensors are to be copied by the taker.
-
-        Raises RuntimeError in the middle of a forward pass.
-        """
+        """Everything that decides what comes next; tensors are to be copied by the taker."""
         tensors = self.pool.export(self.row)
         if (queries := self._window.ring) is not None:
             tensors["queries"] = queries

@@ -22,9 +22,13 @@ def cache_keyword(model: PreTrainedModel) -> str:
 
 
 def forward(model: PreTrainedModel, cache: EvictingCache, ids: torch.Tensor) -> torch.Tensor:
-    """One forward pass of ids [q] on top of `cache`; float32 logits [vocabulary] of the last."""
+    """One forward pass of ids [q] on top of `cache`; float32 logits [vocabulary] of the last.
+
+    A pass that breaks off leaves the cache as it was.
+    """
     taken: dict[str, Any] = {cache_keyword(model): cache}
-    out = model(input_ids=ids.unsqueeze(0), use_cache=True, logits_to_keep=1, **taken)
+    with cache.whole_pass():
+        out = model(input_ids=ids.unsqueeze(0), use_cache=True, logits_to_keep=1, **taken)
     return out.logits[0, -1].float()
 
 
@@ -74,8 +78,35 @@ def decode(
     while True:
         token = sampling.choose(logits, position=cache.seen)
         yield token
-        logits = forward(model, cache, torch.tensor([token], device=device))
-        cache.evict("decode")
+        logits = _feed(model, cache, token, device)
+
+
+@torch.inference_mode()
+def replay(
+    model: PreTrainedModel,
+    cache: EvictingCache,
+    ids: Sequence[int],
+    *,
+    on_token: Callable[[int], None] | None = None,
+) -> None:
+    """Feed again, one by one, `ids` that `decode` sampled once: the cache becomes what it was then.
+
+    on_token is told how many have been fed.
+    """
+    device = input_device(model)
+    for fed, token in enumerate(ids, 1):
+        _feed(model, cache, token, device)
+        if on_token is not None:
+            on_token(fed)
+
+
+def _feed(
+    model: PreTrainedModel, cache: EvictingCache, token: int, device: torch.device
+) -> torch.Tensor:
+    """Feed one token of a reply, and evict where that is due."""
+    logits = forward(model, cache, torch.tensor([token], device=device))
+    cache.evict("decode")
+    return logits
 
 
 def generate(

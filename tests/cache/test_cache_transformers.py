@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import accelerate
 import pytest
 import torch
 from cache_harness import (
@@ -16,7 +17,7 @@ from cache_harness import (
 )
 from transformers import DynamicCache
 
-from cache import EvictingCache, Sampling, decode, generate, prefill, preset
+from cache import EvictingCache, Sampling, decode, generate, prefill, preset, replay
 
 MODELS = ["llama-g1-kv2", "llama-g4-kv1", "qwen2-g4-kv2", "qwen3-g4-kv2"]
 UNLIMITED = [
@@ -117,6 +118,28 @@ def test_prefill_and_decode_do_what_single_passes_with_evict_do():
     for own, end, reply in zip(logits, ends, replies, strict=True):
         assert (own - plain.logits[end]).abs().max() < 1e-5
         assert plain.logits[end : end + 20].argmax(-1).tolist() == reply
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+def test_what_was_sampled_once_is_fed_again_with_its_evictions(offloaded, tmp_path):
+    """Also where the weights are elsewhere until they are needed: ids go where they compute."""
+    model = tiny("qwen3-g4-kv2")
+    if offloaded:
+        devices = {"model.embed_tokens": "disk", "model.layers": "disk", "model.norm": "cpu"}
+        devices |= {"model.rotary_emb": "cpu", "lm_head": "disk"}
+        model = accelerate.dispatch_model(model, devices, main_device="cpu", offload_dir=tmp_path)
+        assert model.device.type == "meta"
+    cache = EvictingCache(model, TIGHT)
+    logits = prefill(model, cache, random_ids(90, seed=4), chunk=32)
+    twin, told = cache.fork(), []
+    steps = decode(model, cache, logits, sampling=Sampling(0.9, seed=4))
+    ids = [next(steps) for _ in range(40)]
+    replay(model, twin, ids[:-1], on_token=told.append)
+    assert told == list(range(1, 40))
+    assert (twin.seen, twin.stats.evictions) == (cache.seen, cache.stats.evictions) == (129, 5)
+    mine, theirs = twin.state(), cache.state()
+    assert mine.policy == theirs.policy
+    assert all(torch.equal(mine.tensors[name], theirs.tensors[name]) for name in theirs.tensors)
 
 
 def test_prefill_names_what_is_wrong():
