@@ -258,7 +258,6 @@ class TrueEviction(_CacheProtocol):
         model_id: str,
         on_replay: Callable[[int, int], None] | None = None,
     ) -> int:
-        super().resume(log, saved, model_id=model_id)
         for path in saved:
             if self._load(path, log, model_id):
                 break
@@ -278,6 +277,7 @@ class TrueEviction(_CacheProtocol):
             self._feed(head.ids, head, lambda fed, _: told(fed))
             ids = log.ids[segment.start : segment.end - 1]
             self._engine.do(partial(replay, self._model, self.session.cache, ids, on_token=told))
+        super().resume(log, saved, model_id=model_id)  # last: a session that starts knows no log
         return self.session.cache.seen - began
 
     def _load(self, path: Path, log: TokenLog, model_id: str) -> bool:

@@ -88,12 +88,14 @@ def test_what_cannot_be_saved_is_said_once_and_tried_again(kept: Kept, tmp_path:
     def fail() -> bytes:
         raise SandboxError("too many files")
 
+    states = StateFolder(tmp_path)
+    kept.turn(0)
     tree, kept.tree = kept.tree, fail
-    kept.turn(0, changed=True)
-    kept.turn(1)
+    kept.turn(1, changed=True)
+    kept.turn(2)
     assert len(kept.said) == 1
     assert "too many files" in kept.said[0]
-    assert not StateFolder(tmp_path).begun
+    assert states.newest().turn == 0  # never with files of another turn
     kept.tree = tree
-    kept.turn(2)
-    assert StateFolder(tmp_path).newest().turn == 2
+    kept.turn(3)
+    assert (states.newest().turn, states.newest().tree) == (3, b"1 trees")

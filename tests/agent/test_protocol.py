@@ -180,7 +180,7 @@ def test_another_process_goes_on_from_what_was_saved_or_from_the_log_alone(
     last, read = replies[-1], [segment.end - 1 for segment in replies]
     expected = torch.stack(sampling.logits[last.start - last.end :])
     head, fed = log.head(last.start), list[int]()
-    for files in ([damaged, others, saved], []):
+    for files in ([damaged, others, saved, damaged], []):
         protocol = make_protocol(name, model, CHAT, config, sampling=sampling, chunk=64)
         heard: list[tuple[int, int]] = []
         count = protocol.resume(
@@ -188,13 +188,13 @@ def test_another_process_goes_on_from_what_was_saved_or_from_the_log_alone(
         )
         assert heard[-1:] == ([(count, count)] if keeps else [])
         fed.append(count)
+        with pytest.raises(LogChanged):
+            protocol.reply(log.head(replies[0].start), max_new_tokens=3)
         reply = protocol.reply(head, max_new_tokens=12)
         assert reply.ids == log.ids[last.start : last.end]
         assert torch.equal(torch.stack(sampling.logits[-len(reply.ids) :]), expected)
         assert (reply.stats.evictions > 0) or keeps
     assert fed == ([read[2] - read[1], read[2]] if keeps else [0, 0])
-    with pytest.raises(LogChanged):
-        protocol.reply(log.head(replies[0].start), max_new_tokens=3)
 
 
 def test_stop_text_ends_a_reply_and_leaves_its_last_id_unfed() -> None:

@@ -11,7 +11,7 @@ from commands import agent, only_run, report, run_repo
 from scripted import xml
 
 from agent.folder_lock import folder_lock
-from agent.trajectory import read_trajectory
+from agent.trajectory import read_trajectory, write_report
 
 FIX = xml("edit", "One too many.", path="calc.py", start="2", text="    return x + x")
 SUBMIT = xml("submit")
@@ -101,6 +101,19 @@ def test_another_model_or_tool_set_is_refused(
     assert "model.sha256 was" in " ".join(text.split())
     assert kinds(folder) == ["start", "step", "end"]  # nothing was touched
     assert report(folder)["state"] == "interrupted"
+
+
+def test_other_versions_are_named_and_do_not_stop_it(
+    interrupted: tuple[Path, Path], scripted: list[list[object]]
+) -> None:
+    _, folder = interrupted
+    data = report(folder)
+    data["versions"]["torch"] = "0.1"
+    write_report(folder, data)
+    scripted.append([SUBMIT])
+    status, text = agent("run", "--resume", folder)
+    assert status == 0
+    assert "other than before: versions.torch was '0.1'" in " ".join(text.split())
 
 
 def test_a_tool_set_that_was_edited_is_refused(

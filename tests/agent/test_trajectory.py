@@ -67,6 +67,22 @@ def test_an_older_run_is_not_overwritten(tmp_path: Path) -> None:
         Trajectory(tmp_path)
 
 
+def test_going_on_cuts_what_came_after_and_keeps_it_aside(tmp_path: Path) -> None:
+    with Trajectory(tmp_path) as trajectory:
+        trajectory.append("step", {"step": 1})
+        size = trajectory.size
+        trajectory.append("step", {"step": 2})
+    later = (tmp_path / TRAJECTORY).read_bytes()[size:]
+    for number in (1, 2):
+        with Trajectory.reopen(tmp_path, size) as trajectory:
+            trajectory.append("step", {"step": 2 + number})
+        assert [entry["step"] for entry in entries(tmp_path)] == [1, 2 + number]
+    assert (tmp_path / "trajectory.cut-1.jsonl").read_bytes() == later
+    assert b'"step": 3' in (tmp_path / "trajectory.cut-2.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="fewer than the saved state says"):
+        Trajectory.reopen(tmp_path, 10_000)
+
+
 def test_patch_and_report_are_replaced_whole(tmp_path: Path) -> None:
     patch = b"--- a\r\n+++ b\n\xff\x00 \n"
     with Trajectory(tmp_path) as trajectory:
