@@ -68,6 +68,18 @@ def test_a_finished_run_in_full(made: Path) -> None:
     assert not entry.resumable
 
 
+def test_what_was_evicted_of_a_prefix_taken_over_counts(made: Path, tmp_path: Path) -> None:
+    forked = {"forked_evictions": 2, "forked_evicted_tokens": 50}
+    done = copied(made, tmp_path, NAME.format(1, 1))
+    tell(done, totals={**report(done)["totals"], **forked})
+    on = going_on(made, tmp_path, NAME.format(2, 1), steps=4)
+    first = {"stats": {"evictions": 0, **forked}}
+    rewrite(on, lambda number, line: {**line, **first} if number == 1 else line)
+    for place in (done, on):
+        entry = read_run(place)
+        assert (entry.evictions, entry.evicted_tokens) == (8, 650)
+
+
 def test_counts_of_a_run_that_goes_on_are_those_of_its_trajectory(
     made: Path, tmp_path: Path
 ) -> None:
@@ -337,6 +349,20 @@ def test_what_has_no_room_is_named(made: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "protocol" not in text.splitlines()[0]
     assert max(map(len, text.splitlines())) <= 80
     assert re.search(r"a wider terminal shows .*method, protocol", " ".join(text.split()))
+
+
+def test_names_are_told_apart_however_little_room_there_is(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_width(monkeypatch, 20)
+    for name in ("20270115-010000-shop-1-00a1", "20270115-010000-shop-2-00a2"):
+        copied(made, tmp_path, name)
+    copied(made, tmp_path, "20270115-020000-shop-1-00a3")
+    text = " ".join(agent("runs", tmp_path)[1].split())
+    assert text.startswith("run state")
+    for name in ("20270115-010000-shop-1-00a1", "20270115-010000-shop-2-00a2"):
+        assert name in text.replace(" ", "")
+    assert "00a3" not in text
 
 
 def test_the_newest_are_shown(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
