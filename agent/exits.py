@@ -19,6 +19,12 @@ class ExitReason(StrEnum):
     ERROR = "error"
 
 
+# The run itself failed, whatever the model did.
+FAILURES = frozenset({ExitReason.ERROR, ExitReason.SANDBOX_LOST})
+# What a later process can do better; with any other reason a run is over.
+UNFINISHED = FAILURES | {ExitReason.INTERRUPTED}
+
+
 class Exit(Exception):
     """Ends the loop. The text says what the limit was, or what happened."""
 

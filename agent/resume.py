@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agent import run_index as index
 from agent.attempt import Attempt
-from agent.exits import ExitReason
+from agent.exits import UNFINISHED, ExitReason
 from agent.loop import Outcome
 from agent.run_options import OptionError, RunOptions
 from agent.run_state import NoState, StateFolder
@@ -25,9 +26,6 @@ from environments.workspace import DISK_HOME
 from tasks import Verdict
 from tasks.instance import Instance
 from tasks.repo import RepoTask
-
-# What a later process can do better; with any other reason an attempt is over.
-UNFINISHED = frozenset({ExitReason.INTERRUPTED, ExitReason.ERROR, ExitReason.SANDBOX_LOST})
 
 # What must be the same for the next turn to be the one that would have come.
 _SAME = (
@@ -64,7 +62,9 @@ class KeptRun:
 
 
 def find_run(name: str, out: Path) -> KeptRun:
-    """The run called `name`: a folder, the name of one in `out`, or `last`. Raises CannotResume."""
+    """The run called `name`: a folder, a name in `out` or the part of one, or `last`.
+
+    Raises CannotResume."""
     folder = _folder(name, out)
     try:
         report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
@@ -86,9 +86,10 @@ def _folder(name: str, out: Path) -> Path:
     for folder in (Path(name).expanduser(), out / name):
         if (folder / REPORT).is_file():
             return folder
-    raise CannotResume(
-        f"--resume {name}: no run's folder, nor the name of one in {out}; `agent runs` lists them"
-    )
+    try:
+        return index.find_run(name, out, flag="--out")  # a part of a name, as `agent show` takes it
+    except index.NoSuchRun as error:
+        raise CannotResume(f"--resume {name}: {error}") from error
 
 
 def require_unfinished(run: KeptRun) -> None:

@@ -18,13 +18,13 @@ from agent.attempt import Attempt, attempt_data, cache_config, run_facts
 from agent.chat import Chat
 from agent.checks import Checks, checks_of
 from agent.display import show_checks, show_end, show_left_out, show_patch, show_taken
-from agent.exits import ExitReason
+from agent.exits import FAILURES, UNFINISHED, ExitReason
 from agent.folder_lock import folder_lock
 from agent.interrupts import interruptible
 from agent.models import load
 from agent.progress import TerminalProgress
 from agent.report import eviction_words, merged, pass_at_k
-from agent.resume import UNFINISHED, find_run, require_same, require_unfinished
+from agent.resume import find_run, require_same, require_unfinished
 from agent.run_attempts import Run, make_attempts
 from agent.run_options import DEMO_INSTANCE, RunOptions
 from agent.run_state import StateFolder
@@ -37,8 +37,6 @@ from tasks import Task, release_pair
 from tasks.image import ImageTask
 from tasks.repo import RepoTask, read_issue
 from tasks.source import PAIRS, open_source
-
-_FAILED = (ExitReason.ERROR, ExitReason.SANDBOX_LOST)
 
 
 def execute(
@@ -242,7 +240,7 @@ def _exit_code(attempts: list[Attempt]) -> int:
     reasons = [attempt.outcome.reason for attempt in attempts]
     if ExitReason.INTERRUPTED in reasons:
         return 130
-    return 1 if all(reason in _FAILED for reason in reasons) else 0
+    return 1 if all(reason in FAILURES for reason in reasons) else 0
 
 
 def _budget_words(config: AnyConfig, gib: float | None = None) -> str:

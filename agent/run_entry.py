@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from agent.exits import ExitReason
+from agent.exits import FAILURES
 from agent.folder_lock import LOCK, is_held
 from agent.run_lines import Lines, number, read_object, section, text, whole
 from agent.run_state import StateFolder
@@ -27,7 +27,6 @@ MANIFEST = "manifest.json"  # of a batch
 OWN_NAME = re.compile(r"(\d{8}-\d{6})-.*-[0-9a-f]{4}")  # of what `agent run` made
 ATTEMPT = re.compile(r"attempt-(\d+)")
 _BATCH_NAME = re.compile(r".*-([0-9a-f]{10}(?:\.try-\d+)?)")
-FAILURES = frozenset({ExitReason.ERROR, ExitReason.SANDBOX_LOST})
 
 
 @dataclass(frozen=True, slots=True)

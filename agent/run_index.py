@@ -33,9 +33,9 @@ def read_runs(root: Path) -> list[RunEntry]:
     return sorted(found, key=lambda run: (run.started, run.name), reverse=True)
 
 
-def find_run(name: str, root: Path) -> Path:
+def find_run(name: str, root: Path, *, flag: str = "--dir") -> Path:
     """The folder of the run called `name`: a path, `last`, or a name in `root`, of which a part
-    is enough where it is the only one's. Raises NoSuchRun."""
+    is enough where it is the only one's. `flag` names another `root`. Raises NoSuchRun."""
     path = Path(name).expanduser()
     if path.is_file():
         path = path.parent
@@ -43,7 +43,7 @@ def find_run(name: str, root: Path) -> Path:
         return run
     runs = list(run_folders(root))
     if not runs:
-        raise NoSuchRun(f"no run {name}: {_nothing(root)}")
+        raise NoSuchRun(f"no run {name}: {_nothing(root, flag)}")
     if name == "last":
         entries = read_runs(root)
         return next((run for run in entries if not run.aside), entries[0]).folder
@@ -92,10 +92,10 @@ def _nearest(name: str, runs: list[Path], root: Path) -> str:
     return f"`agent runs {root}` lists them"
 
 
-def _nothing(root: Path) -> str:
+def _nothing(root: Path, flag: str) -> str:
     if not root.is_dir():
-        return f"there is no folder {root}; name one with --dir"
-    return f"there are no runs in {root}; name another folder with --dir"
+        return f"there is no folder {root}; name one with {flag}"
+    return f"there are no runs in {root}; name another folder with {flag}"
 
 
 def _within(run: Path, root: Path) -> str:

@@ -21,8 +21,9 @@ from agent.display import (
     size,
     verdict_line,
 )
+from agent.exits import UNFINISHED
 from agent.replay import Replay
-from agent.run_entry import FAILURES, INTERRUPTED, RUNNING, RunEntry
+from agent.run_entry import RUNNING, RunEntry
 from agent.run_lines import number, section, text, whole
 from agent.trajectory import PATCH
 
@@ -102,7 +103,7 @@ class Show:
             self._print(verdict_line(verdict))
         elif replay.run.state == RUNNING:
             self._print(Text("no verdict yet: the run goes on", "dim"))
-        if replay.run.resumable and reason in {INTERRUPTED, *FAILURES}:
+        if replay.run.resumable and reason in UNFINISHED:
             self._stand(standing(replay.run))
         self._patch(replay.folder)
 

@@ -190,8 +190,18 @@ def test_attempts_that_are_over_stay(
     assert not list(folder.glob("**/state"))
 
 
-def test_names_that_are_no_run(tmp_path: Path) -> None:
-    for name, message in (("last", "there is no run in"), ("nothing", "no run's folder")):
-        status, text = agent("run", "--resume", name, "--out", tmp_path)
+def test_a_part_of_a_name_is_enough_and_names_that_are_no_run_are_told(
+    interrupted: tuple[Path, Path], scripted: list[list[object]], tmp_path: Path
+) -> None:
+    out, folder = interrupted
+    status, text = agent("run", "--resume", "nothing", "--out", out)
+    assert status == 2
+    assert "--resume nothing: no run nothing in" in " ".join(text.split())
+    for name, message in (("last", "there is no run in"), ("x", "another folder with --out")):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        status, text = agent("run", "--resume", name, "--out", tmp_path / "empty")
         assert status == 2
         assert message in " ".join(text.split())
+    scripted.append([SUBMIT])
+    assert agent("run", "--resume", folder.name[:12], "--out", out)[0] == 0
+    assert report(folder)["exit"] == "submitted"
