@@ -76,7 +76,17 @@ def evaluate(
             "-w",
             min=1,
             metavar="N",
-            help="Runs at a time, each with a model of its own and its share of the cores.",
+            help="Processes, each with a model of its own and its share of the cores.",
+            rich_help_panel=_BATCH,
+        ),
+    ] = 1,
+    sessions_per_worker: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="K",
+            help="Runs that share a worker's model: while one waits for its tests, others write, "
+            "and those that write do so as one batch. Each has a cache of its own.",
             rich_help_panel=_BATCH,
         ),
     ] = 1,
@@ -167,6 +177,7 @@ def evaluate(
             options=options,
             out=out,
             workers=workers,
+            sessions=sessions_per_worker,
             retries=retries,
             silence=silence,
             engine=engine,

@@ -50,6 +50,7 @@ class Request:
     options: RunOptions
     out: Path
     workers: int = 1
+    sessions: int = 1  # of a worker
     retries: int = 1
     silence: float = 3600.0
     engine: str = "local"
@@ -138,6 +139,7 @@ def execute(request: Request, *, console: Console, quiet: bool) -> tuple[dict[st
                 "seeds": sorted({item.seed for item in items}),
                 "sandbox": {"kind": choice.kind, "reason": choice.reason},
                 "workers": request.workers,
+                "sessions_per_worker": request.sessions,
                 "retries": request.retries,
                 **made,
                 "hardware": {**hardware(), "torch_threads": threads},
@@ -160,7 +162,8 @@ def _made(batch: _Batch, engine: Engine) -> tuple[dict[str, Any], int]:
             prepare_work(
                 request.work, items[0].run_options(), None if batch.quiet else batch.console
             )
-        board = Board(batch.console, items, done, workers=request.workers, quiet=batch.quiet)
+        beside = request.workers * request.sessions
+        board = Board(batch.console, items, done, beside=beside, quiet=batch.quiet)
         with board:
             carry_out(items, store, engine, request.work, board)
         state = "finished"
@@ -221,13 +224,17 @@ def make_engine(
         return LocalEngine(
             store,
             workers=request.workers,
+            sessions=request.sessions,
             retries=request.retries,
             silence=request.silence,
             devices=() if options.device_map else _devices(options.device),
             stamp=stamp,
         )
     factory = _found(request.engine, "--engine")
-    engine: Engine = factory(store, workers=request.workers, retries=request.retries, stamp=stamp)
+    more = {"sessions": request.sessions} if request.sessions > 1 else {}
+    engine: Engine = factory(
+        store, workers=request.workers, retries=request.retries, stamp=stamp, **more
+    )
     return engine
 
 

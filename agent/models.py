@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -72,6 +73,11 @@ class LoadedModel:
     def where(self) -> str:
         """Its devices, in words."""
         return ", ".join(str(device) for device in self.devices)
+
+    def for_thread(self) -> LoadedModel:
+        """The same model for another thread: a tokenizer's settings change while it encodes, so no
+        two threads may share one."""
+        return replace(self, tokenizer=copy.deepcopy(self.tokenizer))
 
 
 def resolve(name_or_path: str) -> ModelSource:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,8 +102,7 @@ def _side_by_side(
     with Serving(loaded.model, count) as serving:
 
         def one(number: int) -> Attempt:
-            # A tokenizer's settings change while it encodes: no two threads may share one.
-            own = replace(loaded, tokenizer=copy.deepcopy(loaded.tokenizer))
+            own = loaded.for_thread()
             chat = Chat(own.tokenizer, own.name)
             return _attempt(run, own, chat, config, number, shared, serving)
 

@@ -10,15 +10,15 @@ import os
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from agent.batch.item import Item
 from agent.batch.local_worker import Job, LocalWorker
 from agent.batch.store import ERROR, INTERRUPTED, Result, Store
+from agent.batch.worker_state import WorkerState
 
-T = TypeVar("T")
 OnEvent = Callable[[Item, Mapping[str, Any]], None]
 _TICK = 0.5  # seconds between looks at workers that say nothing
 _START_DEATHS = 3  # in a row: then none would start
@@ -28,28 +28,9 @@ class EngineError(Exception):
     """No work can be done at all; the text says why."""
 
 
-class WorkerState:
-    """What a worker keeps from one item to the next: models, above all."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, tuple[Hashable, Any]] = {}
-
-    def keep(self, what: str, key: Hashable, make: Callable[[], T]) -> T:
-        """The thing of this name that was made for `key`; another one is dropped before the new
-        one is made, so that both never take memory at once."""
-        kept = self._kept.get(what)
-        if kept is not None and kept[0] == key:
-            found: T = kept[1]
-            return found
-        del kept
-        self._kept.pop(what, None)
-        value = make()
-        self._kept[what] = (key, value)
-        return value
-
-
 class Work(Protocol):
-    """A work function: one item, in its own empty folder.
+    """A work function: one item, in its own empty folder; where `state.sessions` is above 1, in a
+    thread, with others beside it.
 
     `tell` shows how far it is (keys: phase, step, resident, budget). The result has
 
@@ -82,8 +63,8 @@ class Engine(Protocol):
     ) -> Generator[tuple[Item, Result], None, None]:
         """Yields every item with its result, which is in the store by then, as each is done.
 
-        Items are begun in their order. An error is tried again before it is yielded. When the
-        generator is closed, runs that go on are asked to end, and stay open.
+        Items are begun in their order. An error is tried again, after the others, before it is
+        yielded. When the generator is closed, runs that go on are asked to end, and stay open.
 
         on_event is told, beside what the work function tells: {"event": "start", "try": n},
         {"event": "retry", "error": ...} and {"event": "end", "result": ...}.
@@ -96,10 +77,12 @@ def _ignore(item: Item, event: Mapping[str, Any]) -> None:
 
 
 class LocalEngine:
-    """Processes on this machine, each with one item at a time.
+    """Processes on this machine, each with one item at a time, or with several `sessions`.
 
     They end with this process, however that ends. Use it from one thread: Linux ends a process's
     child when the thread that started it is gone.
+
+    What failed beside other sessions is tried again alone: the fault may have been another's.
     """
 
     def __init__(
@@ -107,21 +90,26 @@ class LocalEngine:
         store: Store,
         *,
         workers: int = 1,
+        sessions: int = 1,
         retries: int = 1,
         grace: float = 30.0,
         silence: float | None = None,
         devices: Sequence[str] = (),
         stamp: Mapping[str, Any] | None = None,
     ) -> None:
-        """retries: further tries of an error in one go. grace: seconds a run has to end in order
-        when all is to stop. silence: seconds without a sign of life after which a run is given up.
+        """sessions: items that a worker has at once, at most; the work function is told.
+
+        retries: further tries of an error in one go. grace: seconds a run has to end in order when
+        all is to stop. silence: seconds without a sign of life after which a run is given up.
         devices: values of CUDA_VISIBLE_DEVICES, dealt to the workers in turn. stamp: fields put
         into every result, such as versions."""
-        if workers < 1 or retries < 0:
+        if workers < 1 or retries < 0 or sessions < 1:
             raise ValueError(
-                f"{workers} workers and {retries} retries: at least 1 and 0 are needed"
+                f"{workers} workers, {sessions} sessions and {retries} retries: at least 1, 1 and "
+                "0 are needed"
             )
         self.store, self.workers, self.retries = store, workers, retries
+        self.sessions = sessions
         self.grace, self.silence, self.devices = grace, silence, tuple(devices)
         self.stamp = dict(stamp or {})
         self.threads = _threads(workers)
@@ -134,28 +122,28 @@ class LocalEngine:
         waiting = deque(Job(item) for item in items)
         selector = selectors.DefaultSelector()
         try:
-            while waiting or any(worker.job for worker in self._pool):
-                busy = sum(worker.job is not None for worker in self._pool)
+            while waiting or any(worker.jobs for worker in self._pool):
+                busy = sum(len(worker.jobs) for worker in self._pool)
                 while len(self._pool) < min(self.workers, len(waiting) + busy):
                     self._start(work, selector)
-                for worker in self._pool:
-                    if waiting and worker.free:
-                        self._give(worker, waiting, on_event)
+                self._give(waiting, on_event)
                 for key, _ in selector.select(_TICK):
                     key.data.read()
                 for worker in list(self._pool):
-                    job, result = self._hear(worker, on_event)
+                    over = list(self._hear(worker, on_event))
                     if worker.ended:
                         selector.unregister(worker.events)
                         self._remove(worker)
-                    if job is None or result is None:
-                        continue
-                    if result["state"] != "finished" and job.tries <= self.retries:
-                        on_event(job.item, {"event": "retry", "error": result["error"]})
-                        waiting.append(job)
-                        continue
-                    on_event(job.item, {"event": "end", "result": result})
-                    yield job.item, result
+                    for job, result in over:
+                        if result is None:
+                            waiting.append(job)
+                        elif result["state"] != "finished" and job.tries <= self.retries:
+                            on_event(job.item, {"event": "retry", "error": result["error"]})
+                            job.alone = job.crowded
+                            waiting.append(job)
+                        else:
+                            on_event(job.item, {"event": "end", "result": result})
+                            yield job.item, result
         finally:
             self._stop(selector)
             selector.close()
@@ -166,21 +154,29 @@ class LocalEngine:
         env = {"OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
         if self.devices:
             env["CUDA_VISIBLE_DEVICES"] = self.devices[number % len(self.devices)]
-        worker = LocalWorker(number, work, self.store, env, self.stamp)
+        worker = LocalWorker(number, work, self.store, env, self.stamp, sessions=self.sessions)
         self._pool.append(worker)
         selector.register(worker.events, selectors.EVENT_READ, worker)
 
-    def _give(self, worker: LocalWorker, waiting: deque[Job], on_event: OnEvent) -> None:
-        job = waiting.popleft()
-        job.tries += 1
-        on_event(job.item, {"event": "start", "try": job.tries, "worker": worker.number})
-        worker.give(job)
+    def _give(self, waiting: deque[Job], on_event: OnEvent) -> None:
+        """Give jobs in their order, each to the worker that has least to do."""
+        busy = sum(len(worker.jobs) for worker in self._pool)
+        share = -(-(busy + len(waiting)) // self.workers)  # what starts first does not take all
+        for job in list(waiting):
+            takers = [w for w in self._pool if len(w.jobs) < share and w.takes(job)]
+            if not takers:
+                continue
+            waiting.remove(job)
+            worker = min(takers, key=lambda each: len(each.jobs))
+            job.tries += 1
+            on_event(job.item, {"event": "start", "try": job.tries, "worker": worker.number})
+            worker.give(job)
 
-    def _hear(self, worker: LocalWorker, on_event: OnEvent) -> tuple[Job | None, Result | None]:
-        """What a worker said since: its job and that job's result, where it is over."""
-        job = worker.job
+    def _hear(self, worker: LocalWorker, on_event: OnEvent) -> Iterator[tuple[Job, Result | None]]:
+        """What a worker said since: jobs that are over with their results. None: it is none of the
+        job's doing, and this was no try of it."""
         for message in worker.messages():
-            kind = message.get("event")
+            kind, job = message.get("event"), worker.jobs.get(message.get("key", ""))
             if kind == "ready":
                 self._deaths = 0
             elif kind == "broken":
@@ -188,29 +184,36 @@ class LocalEngine:
             elif kind == "tell" and job is not None:
                 on_event(job.item, message["data"])
             elif kind == "done" and job is not None:
-                return job, self._done(worker, job, message)
+                yield job, self._done(worker, job, message)
         if worker.ended:
-            if job is None:
+            if not worker.jobs:
                 self._deaths += not worker.ready
                 if self._deaths >= _START_DEATHS:
                     raise EngineError(f"workers end before they begin: {worker.last_words()}")
-                return None, None
-            return job, self._lost(worker, job, f"WorkerDied: {worker.last_words()}")
-        if job is not None and self.silence and worker.silent_for() > self.silence:
+            for job in list(worker.jobs.values()):
+                yield job, self._lost(worker, job, f"WorkerDied: {worker.last_words()}")
+        elif self.silence and (silent := worker.silent_for(self.silence)):
             worker.kill()
             why = f"Silence: nothing was heard for {self.silence:g} s; the worker was ended"
-            return job, self._lost(worker, job, why)
-        return None, None
+            for job in list(worker.jobs.values()):
+                if job in silent:
+                    yield job, self._lost(worker, job, why)
+                else:
+                    worker.drop(job)
+                    found = self.store.result(job.item)
+                    job.tries -= found is None
+                    yield job, found
 
     def _done(self, worker: LocalWorker, job: Job, message: Mapping[str, Any]) -> Result:
-        worker.leaving = bool(message["last"])
+        if message["last"]:
+            worker.leave()
         if message["state"] == INTERRUPTED:  # by somebody else than this process
             return self._lost(worker, job, "Interrupted: the worker got a signal to end")
         return self._lost(worker, job, "ResultLost: the worker kept no result")
 
     def _lost(self, worker: LocalWorker, job: Job, why: str) -> Result:
         """The result that the worker kept; where there is none, an error is kept in its place."""
-        worker.job = None
+        worker.drop(job)
         found = self.store.result(job.item)
         if found is not None:
             return found

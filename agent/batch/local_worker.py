@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,21 @@ from agent.batch.item import Item
 from agent.batch.store import Store
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Job:
     """An item on its way through an engine."""
 
     item: Item
     tries: int = 0
     started: str = ""
+    heard: float = 0.0  # when its worker last said something of it
+    crowded: bool = False  # something else was done beside it
+    alone: bool = False  # nothing else may be
 
 
 class LocalWorker:
-    """A process of `agent.batch.worker`: items go in by its stdin, events come by a pipe.
+    """A process of `agent.batch.worker`: items go in by its stdin, events come by a pipe. It has up
+    to `sessions` items at a time.
 
     It is started as a program of its own, not forked: torch and its threads do not survive a fork,
     and the number of threads has to be set before torch is imported.
@@ -40,14 +45,16 @@ class LocalWorker:
         store: Store,
         env: Mapping[str, str],
         stamp: Mapping[str, Any],
+        *,
+        sessions: int = 1,
     ) -> None:
         self.number = number
-        self.job: Job | None = None
+        self.sessions = sessions
+        self.jobs: dict[str, Job] = {}  # by the item's key
         self.ready = False
-        self.leaving = False  # it takes no further job
+        self._leaving = False  # it takes no further job
         self._rest = b""
         self._messages: list[dict[str, Any]] = []
-        self._heard = time.monotonic()
         self._eof = False
         self._log = store.folder / "logs" / f"worker-{number}.log"
         self._log.parent.mkdir(exist_ok=True)
@@ -62,6 +69,7 @@ class LocalWorker:
             "parent": os.getpid(),
             "pythonpath": os.environ.get("PYTHONPATH"),
             "stamp": dict(stamp),
+            "sessions": sessions,
         }
         # This package first, wherever it was found, then all else that can be imported here.
         places = [str(Path(__file__).resolve().parents[2]), *map(os.path.abspath, sys.path)]
@@ -86,10 +94,11 @@ class LocalWorker:
             os.close(theirs)
         self._say(start)
 
-    @property
-    def free(self) -> bool:
-        """Whether it can be given a job."""
-        return self.ready and not self.leaving and self.job is None
+    def takes(self, job: Job) -> bool:
+        """Whether it can be given this job."""
+        if not self.ready or self._leaving or len(self.jobs) >= self.sessions:
+            return False
+        return not self.jobs or not (job.alone or any(each.alone for each in self.jobs.values()))
 
     @property
     def ended(self) -> bool:
@@ -99,9 +108,26 @@ class LocalWorker:
     def give(self, job: Job) -> None:
         """Start it on a job."""
         job.started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.job = job
-        self._heard = time.monotonic()
+        job.heard = time.monotonic()
+        self.jobs[job.item.key] = job
+        if len(self.jobs) > 1:
+            for each in self.jobs.values():
+                each.crowded = True
         self._say({"item": job.item.model_dump(mode="json"), "try": job.tries})
+
+    def drop(self, job: Job) -> None:
+        """It is not at this job any more."""
+        del self.jobs[job.item.key]
+        self._end_if_idle()
+
+    def leave(self) -> None:
+        """Have it end when it has done what it was given."""
+        self._leaving = True
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self._leaving and not self.jobs:
+            self._say({"stop": True})
 
     def read(self) -> None:
         """Take what it said. Never waits."""
@@ -113,7 +139,6 @@ class LocalWorker:
             if not data:
                 self._eof = True
                 return
-            self._heard = time.monotonic()
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 try:
@@ -126,22 +151,27 @@ class LocalWorker:
         while self._messages:
             message = self._messages.pop(0)
             self.ready = self.ready or message.get("event") == "ready"
+            if (job := self.jobs.get(message.get("key", ""))) is not None:
+                job.heard = time.monotonic()
             yield message
 
-    def silent_for(self) -> float:
-        """Seconds since it was heard of."""
-        return time.monotonic() - self._heard
+    def silent_for(self, seconds: float) -> list[Job]:
+        """Jobs of which nothing was heard for so long."""
+        now = time.monotonic()
+        return [job for job in self.jobs.values() if now - job.heard > seconds]
 
     def stop(self) -> None:
         """Ask it to end: at once if idle, in order and with its patch if at work."""
         self._say({"stop": True})
-        if self.job is not None:
+        if self.jobs:
             self._signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """End it now."""
-        self.leaving = True
+        """End it now; what it wrote is then at rest."""
+        self._leaving = True
         self._signal(signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
 
     def close(self) -> None:
         """Wait for its end, which has to be near, and let go of the pipes."""

@@ -46,11 +46,12 @@ class Board:
         items: Sequence[Item],
         done: Mapping[str, Result],
         *,
-        workers: int,
+        beside: int,
         quiet: bool = False,
     ) -> None:
-        """`done`: results that are there already; they count, and say how long a run takes."""
-        self._console, self._workers, self._quiet = console, workers, quiet
+        """`done`: results that are there already; they count, and say how long a run takes.
+        beside: how many runs there are at a time."""
+        self._console, self._beside, self._quiet = console, beside, quiet
         self._cells: dict[str, _Cell] = {}
         self._running: dict[str, _Running] = {}
         self._live: Live | None = None
@@ -93,7 +94,7 @@ class Board:
             need += own[name] * (cell.runs - cell.finished - cell.errors)
         for run in self._running.values():
             need -= min(self._clock() - run.began, own[run.item.cell])
-        return max(0.0, need) / self._workers
+        return max(0.0, need) / self._beside
 
     def __enter__(self) -> Self:
         if not self._quiet and self._console.is_terminal:

@@ -16,8 +16,8 @@ from agent.attempt import (
     run_facts,
     token_budget,
 )
-from agent.batch.engine import WorkerState
 from agent.batch.item import Item
+from agent.batch.worker_state import WorkerState
 from agent.chat import Chat
 from agent.exits import ExitReason
 from agent.loop import Silence, Step
@@ -25,6 +25,7 @@ from agent.models import LoadedModel, load, pull, resolve
 from agent.progress import Progress
 from agent.report import merged, verdict_data
 from agent.run_options import RunOptions
+from agent.serving import Serving
 from agent.trajectory import write_report
 from environments import choose, open_sandbox
 from tasks import Task
@@ -62,11 +63,21 @@ def run_item(item: Item, folder: Path, tell: Tell, state: WorkerState) -> dict[s
     """One attempt, kept in `folder` as `agent run` keeps it; see `agent.batch.engine.Work`."""
     options = item.run_options()
     tell({"phase": "loading"})
-    loaded, chat = state.keep(
+    how = _loading(options)
+    with state.use(
         "model",
-        tuple(_loading(options).values()),
-        lambda: _load(options),
-    )
+        tuple(how.values()),
+        lambda: _Model(load(**how), state.sessions),
+        stop=_Model.stop,
+        end=_Model.end,
+    ) as model:
+        return _run(item, options, folder, tell, model)
+
+
+def _run(
+    item: Item, options: RunOptions, folder: Path, tell: Tell, model: _Model
+) -> dict[str, Any]:
+    loaded = model.own()
     choice = choose(options.sandbox)
     task = _task(item, choice.kind)
     # The eviction's seed is that of the first attempt, as in `agent run --attempts`.
@@ -80,13 +91,14 @@ def run_item(item: Item, folder: Path, tell: Tell, state: WorkerState) -> dict[s
     attempt = make_attempt(
         task,
         loaded,
-        chat,
+        Chat(loaded.tokenizer, loaded.name),
         config,
         options,
         folder,
         seed=item.seed,
         sandbox=choice.kind,
         watcher=Told(tell, token_budget(config)),
+        engine=model.serving,
     )
     ran = time.monotonic() - began
     if attempt.outcome.reason is not ExitReason.INTERRUPTED:
@@ -99,14 +111,31 @@ def run_item(item: Item, folder: Path, tell: Tell, state: WorkerState) -> dict[s
 
 
 def _loading(options: RunOptions) -> dict[str, Any]:
-    """The options that decide what is loaded, and where."""
-    return options.model_dump(include={"model", "dtype", "device", "device_map", "quantize"})
+    """The options that decide what is loaded, and where, as `load` takes them."""
+    how = options.model_dump(include={"model", "dtype", "device", "device_map", "quantize"})
+    return {"name_or_path": how.pop("model"), **how}
 
 
-def _load(options: RunOptions) -> tuple[LoadedModel, Chat]:
-    how = _loading(options)
-    loaded = load(how.pop("model"), **how)
-    return loaded, Chat(loaded.tokenizer, loaded.name)
+class _Model:
+    """A model with what lets several sessions use it."""
+
+    def __init__(self, loaded: LoadedModel, sessions: int) -> None:
+        self._loaded = loaded
+        self.serving = Serving(loaded.model, sessions) if sessions > 1 else None
+
+    def own(self) -> LoadedModel:
+        """What a session is to work with."""
+        return self._loaded if self.serving is None else self._loaded.for_thread()
+
+    def stop(self, why: str) -> None:
+        """End all sessions at what they do with the model next."""
+        if self.serving is not None:
+            self.serving.stop(why)
+
+    def end(self) -> None:
+        """No session uses it any more."""
+        if self.serving is not None:
+            self.serving.close()
 
 
 def _task(item: Item, kind: str) -> Task:

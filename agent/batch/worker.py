@@ -18,14 +18,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agent.batch.engine import Work, WorkerState, blank, now
+from agent.batch.engine import Work, blank, now
 from agent.batch.item import Item
 from agent.batch.store import ERROR, FINISHED, INTERRUPTED, Store
+from agent.batch.worker_state import WorkerState
 from agent.interrupts import Interrupted
 
 _PR_SET_PDEATHSIG = 1
@@ -39,12 +40,10 @@ class Worker:
         self._events = int(greeting["events"])
         self._stamp = dict(greeting["stamp"])
         self._store = Store(Path(greeting["folder"]))
-        self._state = WorkerState()
+        self._state = WorkerState(int(greeting.get("sessions", 1)))
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._at_work = False
-        self._stopping = False
-        self._told_last: Mapping[str, Any] = {}
-        self._told_at = 0.0
+        self._stopped_by = ""  # the signal's name
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         threading.Thread(target=self._listen, args=(commands,), daemon=True).start()
@@ -54,32 +53,44 @@ class Worker:
         self._say({"event": "broken", "error": why[:1000]})
 
     def run(self, work: Work) -> None:
-        """The loop."""
+        """The loop. Several items at a time are each in a thread of their own."""
         self._say({"event": "ready"})
-        while not self._stopping and (line := self._next()) is not None:
-            item = Item.model_validate(line["item"])
-            state, spent = self._do(item, int(line["try"]), work)
-            last = spent or state == INTERRUPTED
-            self._say({"event": "done", "state": state, "last": last})
-            if last:
-                return
+        threads: list[threading.Thread] = []
+        while (line := self._next()) is not None:
+            item, tries = Item.model_validate(line["item"]), int(line["try"])
+            if self._state.sessions == 1:
+                self._do(item, tries, work)
+                continue
+            threads = [thread for thread in threads if thread.is_alive()]
+            name = f"session-{item.instance_id}"
+            threads.append(
+                threading.Thread(target=self._do, args=(item, tries, work), name=name, daemon=True)
+            )
+            threads[-1].start()
+        told = False
+        while any(thread.is_alive() for thread in threads):
+            if self._stopped_by and not told:
+                self._state.stop(self._stopped_by)
+                told = True
+            time.sleep(0.05)  # a signal is acted on in between
+        self._state.close()
 
     def _next(self) -> dict[str, Any] | None:
-        while not self._stopping:
+        while not self._stopped_by:
             try:  # a signal is acted on within the time
                 return self._lines.get(timeout=0.5)
             except queue.Empty:
                 continue
         return None
 
-    def _do(self, item: Item, tries: int, work: Work) -> tuple[str, bool]:
-        """Make the run and keep its result: its state, and whether this process can be used on."""
+    def _do(self, item: Item, tries: int, work: Work) -> None:
+        """Make the run, keep its result, and say so."""
         started, began = now(), time.monotonic()
         spent = False
         try:
             self._at_work = True
             folder = self._store.fresh(item)
-            result = self._settled(work(item, folder, self._tell, self._state))
+            result = self._settled(work(item, folder, _Told(self._say, item.key), self._state))
         except KeyboardInterrupt:
             result = {"state": INTERRUPTED}
         except BaseException as error:  # whatever it was, the batch goes on
@@ -89,13 +100,15 @@ class Worker:
             spent = True
         finally:
             self._at_work = False
-        if result["state"] == INTERRUPTED:
-            return INTERRUPTED, spent
-        data = {**blank(), **result, "tries": tries, "started": started, "ended": now()}
-        total = round(time.monotonic() - began, 3)
-        data["seconds"] = {**data["seconds"], "total": total}
-        state = str(self._store.write(item, {**data, **self._stamp})["state"])
-        return state, spent or (state == ERROR and _uses_cuda())
+        state = str(result["state"])
+        if state != INTERRUPTED:
+            data = {**blank(), **result, "tries": tries, "started": started, "ended": now()}
+            total = round(time.monotonic() - began, 3)
+            data["seconds"] = {**data["seconds"], "total": total}
+            state = str(self._store.write(item, {**data, **self._stamp})["state"])
+            spent = spent or (state == ERROR and _uses_cuda())
+        last = spent or state == INTERRUPTED
+        self._say({"event": "done", "key": item.key, "state": state, "last": last})
 
     def _settled(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """The result with its state, which follows from how the run ended and was graded."""
@@ -113,13 +126,6 @@ class Worker:
             result["state"] = FINISHED
         json.dumps(result)  # what cannot be kept is an error of the work
         return result
-
-    def _tell(self, data: Mapping[str, Any]) -> None:
-        told = {**data, "event": "tell"}
-        if told == self._told_last and time.monotonic() - self._told_at < 1:
-            return  # the same for every token
-        self._told_last, self._told_at = told, time.monotonic()
-        self._say({"event": "tell", "data": told})
 
     def _say(self, message: Mapping[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
@@ -142,9 +148,25 @@ class Worker:
         os._exit(_ORPHANED)  # without a word: the engine was killed, and sandboxes end with us
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._stopping = True
-        if self._at_work:
-            raise Interrupted(signal.Signals(number).name)
+        self._stopped_by = signal.Signals(number).name
+        if self._at_work and self._state.sessions == 1:
+            raise Interrupted(self._stopped_by)
+
+
+class _Told:
+    """What the work function tells of one item, on its way to the engine."""
+
+    def __init__(self, say: Callable[[Mapping[str, Any]], None], key: str) -> None:
+        self._say, self._key = say, key
+        self._last: Mapping[str, Any] = {}
+        self._at = 0.0
+
+    def __call__(self, data: Mapping[str, Any]) -> None:
+        told = {**data, "event": "tell"}
+        if told == self._last and time.monotonic() - self._at < 1:
+            return  # the same for every token
+        self._last, self._at = told, time.monotonic()
+        self._say({"event": "tell", "key": self._key, "data": told})
 
 
 def main() -> int:

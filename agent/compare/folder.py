@@ -117,7 +117,7 @@ def run(
                     shown = None if quiet else console
                     prepare_work(request.work, items[0].run_options(), shown)
                 workers = request.workers
-                with Board(console, items, done, workers=workers, quiet=quiet) as board:
+                with Board(console, items, done, beside=workers, quiet=quiet) as board:
                     carry_out(items, store, engine, request.work, board)
             finally:
                 with uninterrupted():

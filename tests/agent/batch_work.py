@@ -11,13 +11,17 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.batch.engine import WorkerState
 from agent.batch.item import Item
+from agent.batch.worker_state import WorkerState
+from agent.interrupts import Interrupted
+
+STOPPED = threading.Event()
 
 
 def log(kind: str, item: Item) -> None:
@@ -26,6 +30,12 @@ def log(kind: str, item: Item) -> None:
     handle = os.open(os.environ["BATCH_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(handle, line.encode() + b"\n")
     os.close(handle)
+
+
+def wait_for_starts(number: int) -> None:
+    """Wait until so many items were begun."""
+    while Path(os.environ["BATCH_LOG"]).read_text().count('"start"') < number:
+        time.sleep(0.02)
 
 
 def run_item(
@@ -40,8 +50,19 @@ def run_item(
     log("start", item)
     # What a trajectory is to a real run: there from the beginning.
     (folder / "trajectory.jsonl").write_text("{}\n")
-    made = state.keep("model", item.options.get("model"), lambda: object())
+    name = item.options.get("model")
+    with state.use("model", name, object, stop=lambda _, why: STOPPED.set()) as made:
+        return act(do, item, folder, tell, made)
+
+
+def act(
+    do: Any, item: Item, folder: Path, tell: Callable[[Mapping[str, Any]], None], made: object
+) -> dict[str, Any]:
+    """One entry of a script."""
     tell({"phase": "work", "step": 1, "resident": 100, "budget": 200})
+    if isinstance(do, str) and do.startswith("die with "):
+        wait_for_starts(int(do[9:]))
+        do = "die"
     if do == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if do == "raise":
@@ -62,8 +83,7 @@ def run_item(
     if isinstance(do, (int, float)):
         time.sleep(do)
     if isinstance(do, str) and do.startswith("until "):  # so many were begun
-        while Path(os.environ["BATCH_LOG"]).read_text().count('"start"') < int(do[6:]):
-            time.sleep(0.02)
+        wait_for_starts(int(do[6:]))
     if do == "patch so far":
         try:
             log("waits", item)
@@ -73,6 +93,20 @@ def run_item(
             (folder / "patch.diff").write_text("half\n")
             log("patch", item)
             return {"exit": "interrupted"}
+    if do == "mute":  # not a word, whatever happens
+        time.sleep(60)
+    if do == "stopped":  # as a session that asks for a model is told
+        log("waits", item)
+        assert STOPPED.wait(60)
+        log("patch", item)
+        raise Interrupted("asked to end")
+    if isinstance(do, str) and do.startswith("chatty "):  # until so many ended
+        while Path(os.environ["BATCH_LOG"]).read_text().count('"end"') < int(do[7:]):
+            tell({"phase": "still here", "at": time.monotonic()})
+            time.sleep(0.05)
+    if isinstance(do, str) and do.startswith("after "):  # that item has a result
+        while not list(folder.parents[1].glob(f"{do[6:]}/*/result.json")):
+            time.sleep(0.02)
     if do == "numb":  # no thread of this process can run
         ctypes.PyDLL(None).sleep(60)
     if do == "deaf":

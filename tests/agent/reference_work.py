@@ -14,8 +14,8 @@ from typing import Any
 
 from batch_work import log
 
-from agent.batch.engine import WorkerState
 from agent.batch.item import Item
+from agent.batch.worker_state import WorkerState
 from environments import Sandbox, SandboxSpec, open_sandbox
 from tasks.image import place_tree
 from tasks.patches import apply_in_sandbox

@@ -18,7 +18,7 @@ from batch_process import items as items_of
 
 from agent.batch import engine as engine_module
 from agent.batch.carry_out import carry_out
-from agent.batch.engine import EngineError, LocalEngine, WorkerState
+from agent.batch.engine import EngineError, LocalEngine
 from agent.batch.item import Item
 from agent.batch.store import Result, Store
 
@@ -143,24 +143,6 @@ def test_a_folder_named_agent_where_the_user_stands_is_not_taken_for_this_packag
 def test_what_is_printed_goes_into_a_log_and_blocks_nobody(store: Store) -> None:
     assert run(store, [item("a", "print")])[0][0][1]["state"] == "finished"
     assert (store.folder / "logs" / "worker-0.log").stat().st_size > 400_000
-
-
-def test_a_worker_drops_what_it_kept_before_it_makes_another() -> None:
-    state, living = WorkerState(), Counter[str]()
-
-    class Model:
-        def __init__(self, name: str) -> None:
-            self.name = name
-            assert not +living
-            living[name] += 1
-
-        def __del__(self) -> None:
-            living[self.name] -= 1
-
-    first = id(state.keep("model", "a", lambda: Model("a")))
-    assert id(state.keep("model", "a", lambda: Model("a"))) == first
-    assert state.keep("model", "b", lambda: Model("b")).name == "b"
-    assert +living == {"b": 1}
 
 
 # What goes wrong
@@ -412,6 +394,6 @@ def test_finished_items_never_reach_the_engine(store: Store, log: Path) -> None:
 
 
 def test_the_engine_refuses_numbers_that_make_no_sense(store: Store) -> None:
-    for wrong in ({"workers": 0}, {"retries": -1}):
-        with pytest.raises(ValueError, match="at least 1 and 0"):
+    for wrong in ({"workers": 0}, {"retries": -1}, {"sessions": 0}):
+        with pytest.raises(ValueError, match="at least 1, 1 and 0"):
             engine_module.LocalEngine(store, **wrong)

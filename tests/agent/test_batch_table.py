@@ -122,7 +122,7 @@ def test_the_summary_as_it_is_shown() -> None:
 def test_lines_say_how_each_run_ended() -> None:
     items = [item("a"), item("b"), item("c"), item("d")]
     console, out = screen()
-    with Board(console, items, {items[0].key: result()}, workers=1) as board:
+    with Board(console, items, {items[0].key: result()}, beside=1) as board:
         for one, end in (
             (items[1], result("empty_patch")),
             (items[2], failed("SandboxLost: gone\x1b[2J\nmore")),
@@ -142,7 +142,7 @@ def test_lines_say_how_each_run_ended() -> None:
 
 def test_quiet_is_quiet() -> None:
     console, out = screen(terminal=True)
-    with Board(console, [item("a")], {}, workers=1, quiet=True) as board:
+    with Board(console, [item("a")], {}, beside=1, quiet=True) as board:
         board.event(item("a"), {"event": "start", "try": 1})
         board.event(item("a"), {"event": "end", "result": result()})
     assert out.getvalue() == ""
@@ -151,7 +151,7 @@ def test_quiet_is_quiet() -> None:
 def test_the_table_shows_cells_and_what_is_running(monkeypatch: pytest.MonkeyPatch) -> None:
     items = [item("a", "x"), item("b", "x"), item("a", "y")]
     console, out = screen(terminal=True)
-    with Board(console, items, {items[0].key: result()}, workers=1) as board:
+    with Board(console, items, {items[0].key: result()}, beside=1) as board:
         board.event(items[1], {"event": "start", "try": 2})
         board.event(
             items[1],
@@ -168,7 +168,7 @@ def test_what_is_left_is_reckoned_from_runs_that_are_over(monkeypatch: pytest.Mo
     now = [1000.0]
     items = [item(name, cell) for cell in ("fast", "slow", "new") for name in "abc"]
     console, _ = screen()
-    board = Board(console, items, {}, workers=2)
+    board = Board(console, items, {}, beside=2)
     monkeypatch.setattr(board, "_clock", lambda: now[0])
     assert board.left() is None
     board.event(items[0], {"event": "end", "result": result(total=10)})
