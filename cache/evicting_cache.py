@@ -389,7 +389,7 @@ class EvictingCache(Cache):
             step=self.stats.evictions,
             target=target,
             window=self._window,
-            scaling=torch.tensor(self._scaling, device=self.pool.places[0].device),
+            scaling=tuple(self._scaling),
         )
         cut(self.pool, self.row, method, policy, moment)
         record = EvictionRecord(

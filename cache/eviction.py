@@ -25,13 +25,13 @@ _GROUP_VALUES, _GROUP_VALUES_CPU = 1 << 26, 1 << 22
 @dataclass(frozen=True, slots=True)
 class Moment:
     """When a step happens: tokens seen, its number, B (mean blocks that stay), where the newest
-    queries are, and the factor of q.k in each layer, [L]."""
+    queries are, and the factor of q.k in each layer."""
 
     seen: int
     step: int
     target: int
     window: QueryWindow
-    scaling: torch.Tensor
+    scaling: tuple[float, ...]
 
 
 def cut(pool: AnyPool, row: int, method: Method[Any], policy: Policy, moment: Moment) -> None:
@@ -88,7 +88,7 @@ def _decide(
         queries=queries if queries is not None else held.keys.new_empty(len(per_layer), 0, 0, 0),
         keys=held.keys,
         block_ids=held.block_ids,
-        scaling=moment.scaling[layers.start : layers.stop].to(held.keys.device),
+        scaling=_factors(moment.scaling[layers.start : layers.stop], held.keys.device),
         block_size=policy.block_size,
         seen=moment.seen,
         step=moment.step,
@@ -113,6 +113,14 @@ def _decide(
     ranked = ranked.masked_fill(ordered < 0, float("-inf"))
     keep = keep_largest(ranked, forced, counts)
     return torch.zeros_like(keep).scatter_(-1, observation.order, keep), counts
+
+
+def _factors(scaling: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """The factors as a tensor; where they are equal, as they mostly are, without a copy from the
+    host, which would have to wait for the device."""
+    if len(set(scaling)) == 1:
+        return torch.full((len(scaling),), scaling[0], device=device)
+    return torch.tensor(scaling, device=device)
 
 
 def _free_counts(

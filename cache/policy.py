@@ -9,6 +9,8 @@ import torch
 from cache.budgets import blocks_to_keep, ceil_blocks, check_token_budget
 from cache.config import DensityBudget, EvictingConfig, Phase, TokenBudget
 
+_FEW_RUNS = 4
+
 
 class Policy:
     """Schedule, budget and forced blocks of one session; knows no keys or values.
@@ -63,8 +65,14 @@ class Policy:
 
     def forced_mask(self, block_ids: torch.Tensor, seen: int) -> torch.Tensor:
         """Bool, shape of `block_ids`: which of them must stay."""
-        always = torch.tensor(sorted(self._always()), dtype=torch.int64, device=block_ids.device)
-        return (block_ids >= self._recent_from(seen)) | torch.isin(block_ids, always)
+        forced = block_ids >= self._recent_from(seen)
+        runs = _runs(self._always())
+        if len(runs) > _FEW_RUNS:
+            always = torch.tensor(sorted(self._always()), device=block_ids.device)
+            return forced | torch.isin(block_ids, always)
+        for start, stop in runs:  # without a copy from the host, which waits for the device
+            forced = forced | ((block_ids >= start) & (block_ids < stop))
+        return forced
 
     def target(self, phase: Phase, *, seen: int, resident: int, last_chunk: bool) -> int:
         """B, the blocks to keep now. A density's B is fixed by the prompt while a turn decodes.
@@ -113,3 +121,10 @@ class Policy:
 
     def _ceil(self, tokens: int) -> int:
         return ceil_blocks(tokens, self.block_size)
+
+
+def _runs(numbers: set[int]) -> list[tuple[int, int]]:
+    """The numbers as [start, stop) of what follows one another, ascending."""
+    starts = sorted(n for n in numbers if n - 1 not in numbers)
+    stops = sorted(n + 1 for n in numbers if n + 1 not in numbers)
+    return list(zip(starts, stops, strict=True))

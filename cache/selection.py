@@ -59,11 +59,15 @@ def keep_largest(
     ValueError when that cannot be.
     """
     blocks = priorities.shape[-1]
-    counts = torch.tensor(count)
-    if not 0 <= int(counts.min()) <= int(counts.max()) <= blocks:
+    several = {count} if isinstance(count, int) else {each for row in count for each in row}
+    if not 0 <= min(several) <= max(several) <= blocks:
         raise ValueError(f"cannot keep {count} of {blocks} blocks")
     ranked = priorities.double().masked_fill(forced, float("inf"))
     order = ranked.flip(-1).argsort(dim=-1, descending=True, stable=True)
-    chosen = torch.arange(blocks) < counts.unsqueeze(-1)
-    chosen = chosen.to(forced.device).expand_as(forced)
+    place = torch.arange(blocks, device=forced.device)
+    if len(several) == 1:
+        chosen = place < several.pop()
+    else:
+        chosen = place < torch.tensor(count, device=forced.device).unsqueeze(-1)
+    chosen = chosen.expand_as(forced)
     return torch.zeros_like(forced).scatter_(-1, (blocks - 1) - order, chosen)

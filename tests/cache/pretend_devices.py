@@ -7,8 +7,10 @@ go from one to another. accelerate places models on them as it does on GPUs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import accelerate
@@ -22,6 +24,30 @@ FIRST, SECOND = torch.device("meta:0"), torch.device("meta:1")
 _KIND = FIRST.type
 _CPU = torch.device("cpu")
 _CROSSING = ("aten.copy_.default", "aten._to_copy.default")
+# What takes a number, or a shape that depends on numbers, from a device.
+_READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
+
+
+@dataclass
+class Trace:
+    """What happened on pretended devices: operations that make the host wait, and calls that
+    compute or copy, each of which is at least one launch on a GPU."""
+
+    waits: list[str] = field(default_factory=list)
+    launches: Counter[str] = field(default_factory=Counter)
+
+
+_traces: list[Trace] = []
+
+
+@contextmanager
+def traced() -> Iterator[Trace]:
+    """Notes what happens within it."""
+    _traces.append(Trace())
+    try:
+        yield _traces[-1]
+    finally:
+        _traces.pop()
 
 
 class MixedDevices(RuntimeError):
@@ -53,6 +79,8 @@ class Pretended(torch.Tensor):
         return _run(func, args, kwargs or {})
 
     def tolist(self) -> Any:
+        for trace in _traces:
+            trace.waits.append("tolist")
         return self.inner.tolist()
 
 
@@ -106,12 +134,31 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         where = torch.device(kwargs["device"])
     else:
         where = args[0].device if name == "aten.copy_.default" else next(iter(devices), _CPU)
+    if _traces:
+        _note(func, args, {where, *devices})
     out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
     if func._schema.name.endswith("_"):
         return args[0]
     if where.type != _KIND:
         return out
     return tree_map(lambda x: Pretended(x, where) if isinstance(x, torch.Tensor) else x, out)
+
+
+def _note(func: Any, args: Any, devices: set[torch.device]) -> None:
+    schema = func._schema
+    name = schema.name.removeprefix("aten::")
+    elsewhere = {device for device in devices if device.type == _KIND}
+    if not elsewhere:
+        return
+    waits = name in _READS or (str(func) in _CROSSING and len(devices) > 1)
+    if name in ("index", "index_put"):  # a mask says only by its numbers how many it names
+        waits = waits or any(i is not None and i.dtype == torch.bool for i in args[1])
+    view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    for trace in _traces:
+        if waits:
+            trace.waits.append(name)
+        if not view and not name.startswith(("empty", "new_empty")):
+            trace.launches[name] += 1
 
 
 def _inner(x: Any) -> Any:
