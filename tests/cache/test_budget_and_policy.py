@@ -92,7 +92,7 @@ def test_a_budget_below_the_forced_blocks_fails_before_anything_is_lost():
     window=st.integers(4, 20),
     recent=st.none() | st.integers(20, 70),
     sinks=st.integers(0, 3),
-    pins=st.lists(st.tuples(st.integers(0, 290), st.integers(1, 20)), max_size=3),
+    pins=st.lists(st.tuples(st.integers(0, 290), st.integers(1, 20)), max_size=9),
 )
 def test_forced_blocks_by_walking_over_all_tokens(seen, size, window, recent, sinks, pins):
     config = preset(
