@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from agent import flags
 from agent.cli_bench import bench_app
 from agent.cli_compare import compare
+from agent.cli_errors import fail
 from agent.cli_eval import evaluate
 from agent.cli_images import images_app
 from agent.cli_models import models_app
@@ -262,7 +262,7 @@ def run(
             _require_alone(context)
         options = parse_options(values)
     except OptionError as error:
-        _fail(errors, str(error), 2)
+        fail(str(error), 2, errors)
     console = errors if as_json else Console()
     with errors.status("loading") if not quiet else nullcontext():
         from agent.run_command import execute
@@ -275,11 +275,11 @@ def run(
         else:
             report, code = execute(options, out=place, console=console, quiet=hushed)
     except OptionError as error:
-        _fail(errors, str(error), 2)
+        fail(str(error), 2, errors)
     except RUN_FAILURES as error:
-        _fail(errors, str(error) or type(error).__name__, 1)
+        fail(str(error) or type(error).__name__, 1, errors)
     except KeyboardInterrupt:
-        _fail(errors, "interrupted", 130)
+        fail("interrupted", 130, errors)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
     raise typer.Exit(code)
@@ -307,11 +307,6 @@ def clean(
 
     for kind, count in remove(everything=everything).items():
         typer.echo(f"{kind}: {count} removed")
-
-
-def _fail(console: Console, message: str, code: int) -> Any:
-    console.print(Text(f"error: {message}", "red"), highlight=False)
-    raise typer.Exit(code)
 
 
 def main() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from agent.bench import asked, shown
+from agent.cli_errors import fail
 
 bench_app = typer.Typer(
     help="Measure speed and bytes of caches, side by side with transformers' own.",
@@ -128,30 +127,32 @@ def speed(
     errors = Console(stderr=True)
     try:
         lengths = {
-            name: _numbers(name, text) for name, text in (("prefill", prefill), ("seen", seen))
+            name: asked.numbers(name, text) for name, text in (("prefill", prefill), ("seen", seen))
         }
-        batches = _numbers("batch", batch)
+        batches = asked.numbers("batch", batch)
         if context not in ("fill", "read"):
             raise ValueError(f"--context {context!r} is neither fill nor read")
         if any(number < 1 for number in (*lengths["prefill"], *batches)):
             raise ValueError("--prefill and --batch take numbers of at least 1")
-        budgets, shares = _budgets(budget)
-        _require_model(shape, model, layers)
+        budgets, shares = asked.budgets(budget)
+        asked.require_model(shape, model, layers)
     except ValueError as error:
-        _fail(errors, str(error), 2)
-    with _status(errors, "loading", quiet):
+        fail(str(error), 2, errors)
+    with shown.status(errors, "loading", quiet):
         from agent.bench import speed_report as say
         from agent.bench.contestants import contestants
         from agent.bench.origin import at_end, origin, origin_lines
         from agent.bench.speed import Bench, Request
-    loaded, words = _load(errors, shape, model, layers, dtype, device, threads, seed)
+    loaded, words = asked.load_model(errors, shape, model, layers, dtype, device, threads, seed)
     changes: dict[str, Any] = {"prefill_eviction": prefill_eviction}
     if scope is not None:
         changes["scope"] = scope
     try:
-        sides = contestants(loaded, _names(methods), budgets, densities=shares, changes=changes)
+        sides = contestants(
+            loaded, asked.names(methods), budgets, densities=shares, changes=changes
+        )
     except ValueError as error:
-        _fail(errors, _message(error), 2)
+        fail(asked.message(error), 2, errors)
     if against not in [side.name for side in sides]:
         against = sides[0].name
     bench = Bench(
@@ -175,11 +176,14 @@ def speed(
 
     def save() -> None:
         if json_file is not None:
-            found, paragraph = say.data(bench, start, settings), _paragraph(words, bench.request)
+            found, paragraph = (
+                say.data(bench, start, settings),
+                asked.paragraph(words, bench.request),
+            )
             say.write(json_file, found, bench, against, paragraph)
 
     interrupted = False
-    with _bar(errors, quiet) as bar:
+    with shown.bar(errors, quiet) as bar:
         task = bar.add_task("", total=bench.work())
         bench.on_begin = lambda point, repeat: bar.update(
             task, description=f"{say.where(point)}, repeat {repeat + 1}"
@@ -191,15 +195,15 @@ def speed(
         except KeyboardInterrupt:
             interrupted = True
     save()
-    console = _console()
+    console = shown.console()
     for table in say.tables(bench.readings, against):
-        _print_table(console, *say.short_table(table))
+        shown.print_table(console, *say.short_table(table))
     for point, why in bench.failed.items():
         console.print(Text(f"{say.where(point)}: not measured, {why}", "yellow"))
     for line in origin_lines(at_end(start)):
         console.print(line, highlight=False, markup=False, style="dim")
     if interrupted:
-        _fail(errors, "interrupted: this is what was measured until then", 130)
+        fail("interrupted: this is what was measured until then", 130, errors)
     raise typer.Exit(1 if bench.failed and not bench.readings.runs else 0)
 
 
@@ -238,18 +242,18 @@ def turns(
     """
     errors = Console(stderr=True)
     try:
-        lengths = _numbers("observations", observations)
+        lengths = asked.numbers("observations", observations)
         if any(number < 1 for number in lengths):
             raise ValueError("--observations takes numbers of at least 1")
-        _require_model(shape, model, layers)
+        asked.require_model(shape, model, layers)
     except ValueError as error:
-        _fail(errors, str(error), 2)
-    with _status(errors, "loading", quiet):
+        fail(str(error), 2, errors)
+    with shown.status(errors, "loading", quiet):
         from agent.bench import turns_report as say
         from agent.bench.origin import origin
         from agent.bench.turns import Script, Side, Turn, Turns
         from cache import preset
-    loaded, words = _load(errors, shape, model, layers, dtype, device, threads, seed)
+    loaded, words = asked.load_model(errors, shape, model, layers, dtype, device, threads, seed)
     try:
         budgeted = preset(
             method,
@@ -257,7 +261,7 @@ def turns(
             prefill_eviction=prefill_eviction,
         )
     except ValueError as error:
-        _fail(errors, _message(error), 2)
+        fail(asked.message(error), 2, errors)
     again = budgeted.model_copy(update={"prefill_eviction": "end"})
     sides = [
         Side(f"true_eviction {method}@{budget}", "true_eviction", budgeted),
@@ -272,7 +276,7 @@ def turns(
         if json_file is not None:
             say.write(json_file, say.data(played, start, words), played)
 
-    with _bar(errors, quiet) as bar:
+    with shown.bar(errors, quiet) as bar:
         task = bar.add_task("", total=repeats * count * len(sides))
 
         def heard(turn: Turn) -> None:
@@ -285,12 +289,12 @@ def turns(
         except KeyboardInterrupt:
             interrupted = True
     save()
-    console = _console()
-    _print_table(console, "Seconds until the first token", *say.rows(played))
+    console = shown.console()
+    shown.print_table(console, "Seconds until the first token", *say.rows(played))
     for line in say.words(played):
         console.print(line, highlight=False, markup=False)
     if interrupted:
-        _fail(errors, "interrupted: this is what was measured until then", 130)
+        fail("interrupted: this is what was measured until then", 130, errors)
 
 
 @bench_app.command("profile")
@@ -318,194 +322,36 @@ def profile(
     """What one step costs, operation by operation: calls, time, memory, waits of the host."""
     errors = Console(stderr=True)
     try:
-        lengths = _numbers("seen", seen)
-        _require_model(shape, model, layers)
+        lengths = asked.numbers("seen", seen)
+        asked.require_model(shape, model, layers)
     except ValueError as error:
-        _fail(errors, str(error), 2)
-    with _status(errors, "loading", quiet):
+        fail(str(error), 2, errors)
+    with shown.status(errors, "loading", quiet):
         from agent.bench import profiles, profiles_report
         from agent.bench.contestants import contestants
         from agent.bench.origin import origin
     kinds: dict[str, profiles.What] = {kind: kind for kind in profiles.WHAT}
     if what not in kinds:
-        _fail(errors, f"--what {what!r} is not one of {', '.join(kinds)}", 2)
-    loaded, words = _load(errors, shape, model, layers, dtype, device, threads, seed)
+        fail(f"--what {what!r} is not one of {', '.join(kinds)}", 2, errors)
+    loaded, words = asked.load_model(errors, shape, model, layers, dtype, device, threads, seed)
     start, found = origin(loaded.device), []
-    console = _console()
+    console = shown.console()
     changes = {"prefill_eviction": "chunk", "scope": "prefill+decode"}
     try:
         [side] = contestants(loaded, [method], [budget], changes=changes)
         for length in lengths:
-            with _status(errors, f"{what} at {length:,} seen", quiet):
+            with shown.status(errors, f"{what} at {length:,} seen", quiet):
                 found.append(
                     profiles.profiled(
                         loaded, side, kinds[what], seen=length, steps=steps, chunk=chunk
                     )
                 )
             title = profiles.profile_words(found[-1])
-            _print_table(console, title, *profiles.profile_rows(found[-1], top))
+            shown.print_table(console, title, *profiles.profile_rows(found[-1], top))
     except ValueError as error:
-        _fail(errors, _message(error), 2)
+        fail(asked.message(error), 2, errors)
     except KeyboardInterrupt:
-        _fail(errors, "interrupted", 130)
+        fail("interrupted", 130, errors)
     finally:
         if json_file is not None and found:
             profiles_report.write(json_file, found, start, words, top)
-
-
-# -- what the commands share ---------------------------------------------------------------------
-
-
-def _numbers(name: str, text: str) -> list[int]:
-    try:
-        found = [int(part.replace("_", "")) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise ValueError(
-            f"--{name} takes whole numbers with commas between, not {text!r}"
-        ) from None
-    if any(number < 0 for number in found):
-        raise ValueError(f"--{name} {text}: a number of tokens is not negative")
-    return found
-
-
-def _budgets(text: str) -> tuple[list[int], list[float]]:
-    """Tokens, and shares: what is below 1, or 1.0."""
-    tokens, shares = list[int](), list[float]()
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        try:
-            number = float(part)
-        except ValueError:
-            raise ValueError(f"--budget takes numbers with commas between, not {text!r}") from None
-        if number <= 0 or (number > 1 and number != int(number)):
-            raise ValueError(f"--budget {part}: a number of tokens, or a share up to 1.0")
-        if number > 1 or "." not in part:
-            tokens.append(int(number))
-        else:
-            shares.append(number)
-    return tokens, shares
-
-
-def _names(text: str) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-def _require_model(shape: str | None, model: str | None, layers: int | None) -> None:
-    if shape is not None and model is not None:
-        raise ValueError("--shape and --model exclude each other")
-    if layers is not None and model is not None:
-        raise ValueError("--layers cuts a --shape; a --model is taken whole")
-
-
-def _load(
-    errors: Console,
-    shape: str | None,
-    model: str | None,
-    layers: int | None,
-    dtype: str,
-    device: str,
-    threads: int | None,
-    seed: int,
-) -> tuple[PreTrainedModel, str]:
-    """The model, and what it is in words."""
-    import torch
-
-    from agent.bench.shapes import shaped_model, weight_bytes
-    from agent.models import choose_device, choose_precision, load
-    from agent.progress import TerminalProgress
-    from agent.run_failures import RUN_FAILURES
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        if model is not None:
-            with TerminalProgress() as telling:
-                loaded = load(model, dtype=dtype, device=device, progress=telling)
-            made, kind = loaded.model, f"{loaded.name} (sha256 {loaded.sha256[:12]}…)"
-            precision = loaded.precision
-        else:
-            name = shape or "qwen2.5-coder-0.5b"
-            where = choose_device(device)
-            precision = choose_precision("float32" if dtype == "int8" else dtype, where)
-            if precision == "int8":  # what auto is on some CPUs: for whole models only
-                precision = "float32"
-            with errors.status(f"making {name}"):
-                made = shaped_model(
-                    name, layers=layers, dtype=getattr(torch, precision), device=where, seed=seed
-                )
-            cut = f", {layers} layers of it" if layers else ""
-            kind = f"shape of {name}{cut}, random weights"
-    except RUN_FAILURES as error:
-        _fail(errors, str(error) or type(error).__name__, 1)
-    except ValueError as error:
-        _fail(errors, _message(error), 2)
-    size = weight_bytes(made) / 2**30
-    return made, f"{kind}, {precision}, {size:.2f} GiB of weights, {made.device}"
-
-
-def _paragraph(words: str, request: Any) -> str:
-    how = (
-        "were filled with random keys and values (an evicting cache with what its budget leaves)"
-        if request.context == "fill"
-        else "were read by the model"
-    )
-    return (
-        f"{words[0].upper()}{words[1:]}. Chunks of {request.chunk} tokens; contexts {how}; an "
-        f"observation of {request.observation} tokens, then {request.new_tokens} written greedily "
-        f"and timed, then {request.watched} watched; {request.repeats} repeats."
-    )
-
-
-def _status(errors: Console, words: str, quiet: bool) -> AbstractContextManager[object]:
-    return nullcontext() if quiet else errors.status(words)
-
-
-def _bar(errors: Console, quiet: bool) -> Any:
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=errors,
-        transient=True,
-        disable=quiet,
-    )
-
-
-def _console() -> Console:
-    """Of a terminal as wide as it is; what goes to a file needs no narrow tables."""
-    console = Console()
-    return console if console.is_terminal else Console(width=140)
-
-
-def _print_table(console: Console, title: str, header: list[str], rows: list[list[str]]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    for number, name in enumerate(header):
-        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=number == 0)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
-def _message(error: Exception) -> str:
-    """In one line; of pydantic's messages those that say what is wrong."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return "; ".join(line for line in lines if line and not line.startswith("For further"))
-
-
-def _fail(console: Console, message: str, code: int) -> NoReturn:
-    console.print(Text(f"error: {message}", "red"), highlight=False, soft_wrap=True)
-    raise typer.Exit(code)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agent import flags
+from agent.cli_errors import fail
 from agent.cli_tasks import Filter, Ids, Slice
 
 if TYPE_CHECKING:
@@ -330,13 +331,8 @@ def _told(console: Console) -> Iterator[None]:
     try:
         yield
     except EngineError as error:
-        _fail(console, f"{error}\nThe same command goes on from here.", 1)
+        fail(f"{error}\nThe same command goes on from here.", 1, console)
     except failures as error:
-        _fail(console, str(error) or type(error).__name__, 2)
+        fail(str(error) or type(error).__name__, 2, console)
     except KeyboardInterrupt:
-        _fail(console, "interrupted before it began", 130)
-
-
-def _fail(console: Console, message: str, code: int) -> None:
-    console.print(Text(f"error: {message}", "red"), highlight=False, soft_wrap=True)
-    raise typer.Exit(code)
+        fail("interrupted before it began", 130, console)

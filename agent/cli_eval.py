@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from agent import flags
+from agent.cli_errors import fail
 from agent.cli_tasks import Filter, Ids, Shuffle, Slice, Source
 from agent.run_options import DEFAULT_MODEL, DEFAULT_SEED, OptionError, parse_options
 
@@ -161,7 +161,7 @@ def evaluate(
     try:
         options = parse_options(values)
     except OptionError as error:
-        _fail(errors, str(error), 2)
+        fail(str(error), 2, errors)
     try:
         from agent.batch.carry_out import DEFAULT_WORK
         from agent.batch.engine import EngineError
@@ -185,23 +185,18 @@ def evaluate(
             argv=tuple(sys.argv[1:]),
         )
     except KeyboardInterrupt:
-        _fail(errors, "interrupted before it began", 130)
+        fail("interrupted before it began", 130, errors)
     try:
         console = errors if as_json else Console()
         report, code = execute(request, console=console, quiet=quiet)
     except (OptionError, StoreError) as error:
-        _fail(errors, str(error), 2)
+        fail(str(error), 2, errors)
     except RUN_FAILURES as error:
-        _fail(errors, str(error) or type(error).__name__, 2)
+        fail(str(error) or type(error).__name__, 2, errors)
     except EngineError as error:
-        _fail(errors, f"{error}\nThe same command goes on from here.", 1)
+        fail(f"{error}\nThe same command goes on from here.", 1, errors)
     except KeyboardInterrupt:
-        _fail(errors, "interrupted before it began", 130)
+        fail("interrupted before it began", 130, errors)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
-    raise typer.Exit(code)
-
-
-def _fail(console: Console, message: str, code: int) -> Any:
-    console.print(Text(f"error: {message}", "red"), highlight=False, soft_wrap=True)
     raise typer.Exit(code)

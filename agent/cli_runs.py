@@ -9,13 +9,13 @@ import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from agent.display import safe
+from agent.cli_errors import fail
 from agent.follow import follow_run
 from agent.paging import pages_of, turn_pages
 from agent.replay import NoSuchStep, chosen, load
@@ -59,7 +59,7 @@ def list_runs(
     """
     place = folder or _RUNS
     if folder is not None and not folder.is_dir():
-        _fail(f"there is no folder {folder}", 2)
+        fail(f"there is no folder {folder}", 2)
     entries = [run for run in read_runs(place) if everything or not run.aside]
     if as_json:
         now = time.time()
@@ -129,12 +129,12 @@ def show(
     holds, from the oldest on the left to the newest.
     """
     if step is not None and steps is not None:
-        _fail("--step and --steps are two ways to say which steps; give one of them", 2)
+        fail("--step and --steps are two ways to say which steps; give one of them", 2)
     if sum((by_step, follow, as_json)) > 1:
-        _fail("--step-by-step, --follow and --json exclude each other", 2)
+        fail("--step-by-step, --follow and --json exclude each other", 2)
     wanted = str(step) if step is not None else steps
     if follow and wanted is not None:
-        _fail("--follow shows all steps; give no --step", 2)
+        fail("--follow shows all steps; give no --step", 2)
     try:
         path = find_run(run, folder)
         own = ATTEMPT.fullmatch(path.name)
@@ -143,7 +143,7 @@ def show(
         replays = load(path, attempt)
         picked = [(replay, chosen(replay, wanted)) for replay in replays]
     except (NoSuchRun, NoSuchStep) as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     if as_json:
         data = {
             "run": replays[0].run.data(),
@@ -156,7 +156,7 @@ def show(
     shown = Show(console, full=full)
     if by_step:
         if not _at_a_terminal(console):
-            _fail("--step-by-step needs a terminal", 2)
+            fail("--step-by-step needs a terminal", 2)
         if wanted is None:
             pages = [page for replay in replays for page in pages_of(shown, replay)]
         else:
@@ -184,10 +184,3 @@ def _console() -> Console:
 
 def _at_a_terminal(console: Console) -> bool:
     return console.is_terminal and sys.stdin.isatty()
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    Console(stderr=True).print(
-        Text(f"error: {safe(message)}", "red"), highlight=False, soft_wrap=True
-    )
-    raise typer.Exit(code)

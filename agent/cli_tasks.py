@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from agent.cli_errors import fail
 from agent.cli_tasks_make import make
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def validate_command(
             done = _validated(chosen, opened, kind, workers, out, errors)
     except KeyboardInterrupt:
         kept = f"; what was done is kept in {out}" if out else ""
-        _fail(f"interrupted{kept}", 130)
+        fail(f"interrupted{kept}", 130)
     if as_json:
         typer.echo(json.dumps([asdict(item) for item in done], indent=2))
     else:
@@ -282,10 +283,4 @@ def _told() -> Iterator[None]:
     try:
         yield
     except (TaskError, SandboxError) as error:
-        _fail(str(error), 1)
-
-
-def _fail(message: str, code: int) -> None:
-    console = Console(stderr=True)
-    console.print(Text(f"error: {message}", "red"), highlight=False, soft_wrap=True)
-    raise typer.Exit(code)
+        fail(str(error), 1)

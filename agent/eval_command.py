@@ -26,6 +26,7 @@ from agent.interrupts import interruptible, uninterrupted
 from agent.progress import Silent, TerminalProgress
 from agent.report import git_commit, hardware, merged, versions
 from agent.run_options import OptionError, RunOptions
+from agent.timestamps import utc
 from environments import choose
 from tasks.source import open_source, select
 
@@ -129,7 +130,7 @@ def execute(request: Request, *, console: Console, quiet: bool) -> tuple[dict[st
             engine = make_engine(request, store, options, made)
             threads = getattr(engine, "threads", None)
             facts = {
-                "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "started": utc(),
                 "argv": list(request.argv),
                 "source": {"name": source.name, "instances": len(source.entries)},
                 "notes": list(source.notes),

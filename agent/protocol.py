@@ -22,7 +22,7 @@ from agent.session import Finish, Session, TurnStats
 from agent.shared_prompt import SharedPrompt
 from agent.template_history import template_ids
 from agent.token_log import TokenLog
-from cache import AnyConfig, EvictingCache, Sampling, load_snapshot, replay, save_snapshot
+from cache import AnyConfig, EvictingCache, Sampling, load_snapshot, save_snapshot
 from cache.attention import attach
 from cache.generate import DEFAULT_CHUNK
 from cache.snapshot import BadSnapshot
@@ -276,7 +276,7 @@ class TrueEviction(_CacheProtocol):
             head = log.head(segment.start)
             self._feed(head.ids, head, lambda fed, _: told(fed))
             ids = log.ids[segment.start : segment.end - 1]
-            self._engine.do(partial(replay, self._model, self.session.cache, ids, on_token=told))
+            self._engine.replay(self.session.cache, ids, on_token=told)
         super().resume(log, saved, model_id=model_id)  # last: a session that starts knows no log
         return self.session.cache.seen - began
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -30,6 +29,7 @@ from agent.run_options import DEMO_INSTANCE, RunOptions
 from agent.run_state import StateFolder
 from agent.setup_step import set_up
 from agent.take import Taken, check_branch, take
+from agent.timestamps import utc
 from agent.trajectory import new_run_folder, write_report
 from cache import AnyConfig
 from environments import choose, open_sandbox
@@ -128,7 +128,7 @@ def _made(run: Run) -> tuple[dict[str, Any], int]:
     run.say(f"run folder: {run.folder}")
     run.facts = {
         "run": run.folder.name,
-        "started": _utc(run.began),
+        "started": utc(run.began),
         "argv": sys.argv[1:],
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -185,11 +185,7 @@ def _go_on(run: Run, before: Mapping[str, Any]) -> None:
     for difference in require_same(before, run.facts):
         run.say(f"other than before: {difference}")
     run.facts["started"] = before["started"]
-    run.facts["resumed"] = [*before.get("resumed", []), _utc(run.began)]
-
-
-def _utc(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    run.facts["resumed"] = [*before.get("resumed", []), utc(run.began)]
 
 
 def _report(run: Run, attempts: list[Attempt], state: str, error: str) -> dict[str, Any]:

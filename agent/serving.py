@@ -20,13 +20,24 @@ import torch
 from transformers import PreTrainedModel
 
 from agent.interrupts import Interrupted
-from cache import AnyConfig, AnyPool, EvictingCache, Pool, Sampling, decode, make_pool, prefill
+from cache import (
+    AnyConfig,
+    AnyPool,
+    EvictingCache,
+    Pool,
+    Sampling,
+    decode,
+    make_pool,
+    prefill,
+    replay,
+)
 from cache.batch_decode import BatchDecoder
-from cache.generate import forward
+from cache.generate import FeedOne, forward
 from cache.placement import input_device
 from cache.sampling import choose_rows
 
 T = TypeVar("T")
+_REPLAYED = 16  # tokens that are replayed at once
 
 
 class Engine(Protocol):
@@ -53,16 +64,35 @@ class Engine(Protocol):
         """What `cache.decode` does; to be closed when no more is wanted."""
         ...
 
+    def replay(
+        self,
+        cache: EvictingCache,
+        ids: Sequence[int],
+        *,
+        on_token: Callable[[int], None] | None = None,
+    ) -> None:
+        """What `cache.replay` does, by the same passes as `decode`."""
+        ...
+
     def do(self, work: Callable[[], T]) -> T:
         """Do `work`, which uses the model or writes to a pool, while nothing else does."""
         ...
 
 
 class Alone:
-    """The engine of a session that has the model for itself."""
+    """The engine of a session that has the model for itself.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    static: decode by static shapes where heads hold equally much; None does so on CUDA, where that
+    makes one graph of a step, if the model's layers are torch's own (others may not be captured).
+    """
+
+    def __init__(self, model: PreTrainedModel, *, static: bool | None = None) -> None:
         self.model = model
+        if static is None:
+            quantised = getattr(model, "hf_quantizer", None) is not None
+            static = input_device(model).type == "cuda" and not quantised
+        self._static = static
+        self._decoder: BatchDecoder | None = None  # of the pool that was used last
 
     def pool(self, config: AnyConfig) -> AnyPool:
         return make_pool(self.model, config)
@@ -80,10 +110,27 @@ class Alone:
     def decode(
         self, cache: EvictingCache, logits: torch.Tensor, *, sampling: Sampling
     ) -> Generator[int, None, None]:
-        yield from decode(self.model, cache, logits, sampling=sampling)
+        feed = self._feed_of(cache)
+        yield from decode(self.model, cache, logits, sampling=sampling, feed=feed)
+
+    def replay(
+        self,
+        cache: EvictingCache,
+        ids: Sequence[int],
+        *,
+        on_token: Callable[[int], None] | None = None,
+    ) -> None:
+        replay(self.model, cache, ids, feed=self._feed_of(cache), on_token=on_token)
 
     def do(self, work: Callable[[], T]) -> T:
         return work()
+
+    def _feed_of(self, cache: EvictingCache) -> FeedOne | None:
+        if not self._static or not isinstance(cache.pool, Pool):
+            return None
+        if self._decoder is None or self._decoder.pool is not cache.pool:
+            self._decoder = BatchDecoder(self.model, cache.pool, static=True)
+        return self._decoder.feed
 
 
 @dataclass(eq=False, kw_only=True)
@@ -205,7 +252,8 @@ class Serving:
     def decode(
         self, cache: EvictingCache, logits: torch.Tensor, *, sampling: Sampling
     ) -> Generator[int, None, None]:
-        token = sampling.choose(logits, position=cache.seen)
+        # Not here: no other thread is to use the device while a graph is captured.
+        [token] = self.do(lambda: choose_rows(logits.unsqueeze(0), [sampling], [cache.seen]))
         with self._change:
             self._writing += 1
         try:
@@ -217,6 +265,21 @@ class Serving:
             with self._change:
                 self._writing -= 1
                 self._change.notify()
+
+    def replay(
+        self,
+        cache: EvictingCache,
+        ids: Sequence[int],
+        *,
+        on_token: Callable[[int], None] | None = None,
+    ) -> None:
+        """A few tokens at a time: between them others have their turn."""
+        feed = self._decoder_of(cache).feed
+        for start in range(0, len(ids), _REPLAYED):
+            part = ids[start : start + _REPLAYED]
+            self.do(partial(replay, self.model, cache, part, feed=feed))
+            if on_token is not None:
+                on_token(start + len(part))
 
     def do(self, work: Callable[[], T]) -> T:
         if threading.current_thread() is self._thread:

@@ -95,6 +95,10 @@ class BatchDecoder:
         logits: torch.Tensor = out.logits[: len(caches), -1].float()
         return logits
 
+    def feed(self, cache: EvictingCache, token: int) -> torch.Tensor:
+        """`step` for one cache; float32 logits [vocabulary]."""
+        return self.step([cache], [token])[0]
+
     def advance(self, caches: Sequence[EvictingCache], tokens: Sequence[int]) -> torch.Tensor:
         """`step`, and then for each cache the eviction that is due, as `decode` does it."""
         logits = self.step(caches, tokens)

@@ -11,9 +11,11 @@ from transformers import PreTrainedModel
 
 from cache.evicting_cache import EvictingCache
 from cache.placement import input_device
-from cache.sampling import Sampling
+from cache.sampling import Sampling, choose_rows
 
 DEFAULT_CHUNK = 512
+# Feeds a cache one token, evicting nothing: float32 logits [vocabulary] behind it.
+FeedOne = Callable[[EvictingCache, int], torch.Tensor]
 
 
 def cache_keyword(model: PreTrainedModel) -> str:
@@ -68,17 +70,19 @@ def decode(
     logits: torch.Tensor,
     *,
     sampling: Sampling,
+    feed: FeedOne | None = None,
 ) -> Iterator[int]:
     """Sample without end, from the logits of the last token fed.
 
     A sampled id is fed only when the next one is asked for: the caller who stops leaves the last
-    id unfed, to go in front of the next turn's tokens.
+    id unfed, to go in front of the next turn's tokens. feed: how; None is a forward pass.
     """
-    device = input_device(model)
+    feed = feed or _by_a_pass(model)
     while True:
-        token = sampling.choose(logits, position=cache.seen)
+        [token] = choose_rows(logits.unsqueeze(0), [sampling], [cache.seen])
         yield token
-        logits = _feed(model, cache, token, device)
+        logits = feed(cache, token)
+        cache.evict("decode")
 
 
 @torch.inference_mode()
@@ -87,26 +91,24 @@ def replay(
     cache: EvictingCache,
     ids: Sequence[int],
     *,
+    feed: FeedOne | None = None,
     on_token: Callable[[int], None] | None = None,
 ) -> None:
     """Feed again, one by one, `ids` that `decode` sampled once: the cache becomes what it was then.
 
-    on_token is told how many have been fed.
+    feed: as `decode` had it. on_token is told how many have been fed.
     """
-    device = input_device(model)
+    feed = feed or _by_a_pass(model)
     for fed, token in enumerate(ids, 1):
-        _feed(model, cache, token, device)
+        feed(cache, token)
+        cache.evict("decode")
         if on_token is not None:
             on_token(fed)
 
 
-def _feed(
-    model: PreTrainedModel, cache: EvictingCache, token: int, device: torch.device
-) -> torch.Tensor:
-    """Feed one token of a reply, and evict where that is due."""
-    logits = forward(model, cache, torch.tensor([token], device=device))
-    cache.evict("decode")
-    return logits
+def _by_a_pass(model: PreTrainedModel) -> FeedOne:
+    device = input_device(model)
+    return lambda cache, token: forward(model, cache, torch.tensor([token], device=device))
 
 
 def generate(

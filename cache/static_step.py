@@ -9,6 +9,7 @@ is.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -33,8 +34,8 @@ class StaticStep:
         self.captures = 0
         self._keyword = cache_keyword(model)
         device = pool.keys.device
-        # Of each row: token, position, slots held.
-        self._inputs = torch.zeros(3, pool.rows, dtype=torch.int64, device=device)
+        # Of each row: token, position, slots held; then the rows that are asked for, in order.
+        self._inputs = torch.zeros(4, pool.rows, dtype=torch.int64, device=device)
         self._batch = _Rows(pool, self._inputs[2])
         self._planes: weakref.ref[torch.Tensor] | None = None  # the pool's, when last prepared
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -54,7 +55,9 @@ class StaticStep:
         fed, positions = [0] * pool.rows, [0] * pool.rows
         for cache, token in zip(caches, tokens, strict=True):
             fed[cache.row], positions[cache.row] = token, cache.seen
-        self._inputs.copy_(torch.tensor([fed, positions, held]), non_blocking=True)
+        asked = [cache.row for cache in caches]
+        padded = asked + [0] * (pool.rows - len(asked))
+        self._inputs.copy_(torch.tensor([fed, positions, held, padded]), non_blocking=True)
         if self._planes is None or self._planes() is not pool.keys:
             self._prepare(held)
         if self._graph is not None:
@@ -63,7 +66,7 @@ class StaticStep:
             self._logits = self._pass()
         for cache in caches:
             cache.accept(self._batch.queries[:, cache.row], self._batch.scaling)
-        return self._logits[[cache.row for cache in caches]].float()
+        return self._logits.index_select(0, self._inputs[3, : len(asked)]).float()
 
     def _pass(self) -> torch.Tensor:
         """One forward pass of all rows: logits [R, vocabulary], in the model's dtype."""
@@ -91,7 +94,10 @@ class StaticStep:
         self.captures += 1
 
     def _capture(self) -> None:
-        """Record the pass as one graph. What warming up writes, the first replay writes again."""
+        """Record the pass as one graph. What warming up writes, the first replay writes again.
+
+        A model with layers that cannot be captured runs as it is, with a warning.
+        """
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -99,9 +105,16 @@ class StaticStep:
                 self._pass()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._logits = self._pass()
-        self._graph = graph
+        try:
+            # Other threads may go on meanwhile: a session that reads what its row holds, say.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._logits = self._pass()
+        except RuntimeError as error:
+            torch.cuda.synchronize()
+            why = str(error).partition("\n")[0]
+            warnings.warn(f"decoding without a CUDA graph, which is slower: {why}", stacklevel=2)
+        else:
+            self._graph = graph
 
 
 class _Rows(Cache):

@@ -18,6 +18,7 @@ from agent.batch.item import Item
 from agent.batch.local_worker import Job, LocalWorker
 from agent.batch.store import ERROR, INTERRUPTED, Result, Store
 from agent.batch.worker_state import WorkerState
+from agent.timestamps import utc
 
 OnEvent = Callable[[Item, Mapping[str, Any]], None]
 _TICK = 0.5  # seconds between looks at workers that say nothing
@@ -218,7 +219,7 @@ class LocalEngine:
         if found is not None:
             return found
         data = {**blank(), "state": ERROR, "error": why, "started": job.started, **self.stamp}
-        return self.store.write(job.item, {**data, "tries": job.tries, "ended": now()})
+        return self.store.write(job.item, {**data, "tries": job.tries, "ended": utc()})
 
     def _remove(self, worker: LocalWorker) -> None:
         worker.close()
@@ -261,11 +262,6 @@ def blank() -> Result:
         "seconds": {},
         "error": None,
     }
-
-
-def now() -> str:
-    """This moment, as results have it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _threads(workers: int) -> int:

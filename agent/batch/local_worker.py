@@ -16,6 +16,7 @@ from typing import Any
 
 from agent.batch.item import Item
 from agent.batch.store import Store
+from agent.timestamps import utc
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +108,7 @@ class LocalWorker:
 
     def give(self, job: Job) -> None:
         """Start it on a job."""
-        job.started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        job.started = utc()
         job.heard = time.monotonic()
         self.jobs[job.item.key] = job
         if len(self.jobs) > 1:

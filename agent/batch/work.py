@@ -26,6 +26,7 @@ from agent.progress import Progress
 from agent.report import merged, verdict_data
 from agent.run_options import RunOptions
 from agent.serving import Serving
+from agent.timestamps import utc
 from agent.trajectory import write_report
 from environments import choose, open_sandbox
 from tasks import Task
@@ -83,7 +84,7 @@ def _run(
     # The eviction's seed is that of the first attempt, as in `agent run --attempts`.
     config = cache_config(options, item.seed - item.attempt + 1)
     facts = {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "started": utc(),
         "item": item.model_dump(mode="json"),
         **run_facts(task, loaded, options, sandbox={"kind": choice.kind, "reason": choice.reason}),
     }

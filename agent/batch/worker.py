@@ -23,11 +23,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agent.batch.engine import Work, blank, now
+from agent.batch.engine import Work, blank
 from agent.batch.item import Item
 from agent.batch.store import ERROR, FINISHED, INTERRUPTED, Store
 from agent.batch.worker_state import WorkerState
 from agent.interrupts import Interrupted
+from agent.timestamps import utc
 
 _PR_SET_PDEATHSIG = 1
 _ORPHANED = 3
@@ -85,7 +86,7 @@ class Worker:
 
     def _do(self, item: Item, tries: int, work: Work) -> None:
         """Make the run, keep its result, and say so."""
-        started, began = now(), time.monotonic()
+        started, began = utc(), time.monotonic()
         spent = False
         try:
             self._at_work = True
@@ -102,7 +103,7 @@ class Worker:
             self._at_work = False
         state = str(result["state"])
         if state != INTERRUPTED:
-            data = {**blank(), **result, "tries": tries, "started": started, "ended": now()}
+            data = {**blank(), **result, "tries": tries, "started": started, "ended": utc()}
             total = round(time.monotonic() - began, 3)
             data["seconds"] = {**data["seconds"], "total": total}
             state = str(self._store.write(item, {**data, **self._stamp})["state"])

@@ -72,6 +72,41 @@ def test_conversations_of_all_methods_are_those_of_their_solo_runs(share):
     assert serving.fed > 1.5 * serving.steps
 
 
+@pytest.mark.parametrize("name", ["true_eviction", "full_context"])
+def test_one_conversation_by_static_shapes_as_on_cuda(name):
+    model = tiny("qwen2")
+    for number in range(4):  # the last one's heads differ in length: it has no static shapes
+        alone = conversation(model, number, Alone(model), name)
+        engine = Alone(model, static=True)
+        assert list(conversation(model, number, engine, name).ids) == list(alone.ids)
+        decoder = engine._decoder
+        assert (decoder is None) == (number == 3)
+
+
+def engines(model: Any) -> list[Any]:
+    return [Alone(model), Alone(model, static=True), Serving(model, 3), Serving(model, 2)]
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.method)
+def test_a_replay_leaves_the_cache_that_writing_left(config, number):
+    """To the bit: by the same passes, with others or none beside it."""
+    model = tiny("llama")
+    engine = engines(model)[number]
+    first, second = (session(model, engine, config=config) for _ in range(2))
+    ids, told = drawn(first, 41), list[int]()
+    engine.replay(second.cache, ids[:-1], on_token=told.append)
+    assert told[-1] == 40
+    assert first.cache.seen == second.cache.seen == 100
+    assert first.cache.stats.evictions == second.cache.stats.evictions
+    mine, yours = first.cache.state(), second.cache.state()
+    assert mine.tensors.keys() == yours.tensors.keys()
+    for plane, tensor in mine.tensors.items():
+        assert torch.equal(tensor, yours.tensors[plane]), plane
+    if isinstance(engine, Serving):
+        engine.close()
+
+
 def test_full_context_and_a_shared_pool_that_is_given_back_every_turn():
     model = tiny("llama")
     alone = [list(conversation(model, n, None, "full_context").ids) for n in (0, 4)]

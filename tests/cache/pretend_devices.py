@@ -123,7 +123,7 @@ class _Functions(TorchFunctionMode):
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     name = str(func)
     checked = args
-    if name.startswith("aten.index"):
+    if name.startswith(("aten.index.", "aten.index_put", "aten._index_put")):
         own = [i for i in args[1] if isinstance(i, Pretended)]  # indices may come from the CPU
         checked = (args[0], own, *args[2:])
     found = [x for x in tree_flatten((checked, kwargs))[0] if isinstance(x, torch.Tensor)]

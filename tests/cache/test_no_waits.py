@@ -1,4 +1,4 @@
-"""An eviction step on a device never makes the host wait, and is a bounded number of launches.
+"""On a device neither an eviction step nor a static decode step makes the host wait.
 
 No GPU is needed: the model stands on a pretended device (see `pretend_devices`), which sees every
 operation, also those that would copy to it, read from it, or ask for a shape.
@@ -11,11 +11,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 from cache_harness import tiny
-from pretend_devices import FIRST, place, pretended_devices, traced
+from pretend_devices import FIRST, Trace, place, pretended_devices, traced
 
-from cache import EvictingCache, preset
+from cache import EvictingCache, Pool, preset
 from cache.config import EvictingConfig
 from cache.generate import forward
+from cache.static_step import StaticStep
 
 UNIFORM = [
     "nexus", "snapkv", "h2o", "morphkv", "streaming_llm", "random", "topk", "nexus-paper",
@@ -112,3 +113,38 @@ def test_the_trace_sees_what_it_is_for() -> None:
     with traced() as trace:
         (here + 1)[:2].clone()
     assert (trace.waits, trace.launches) == ([], {"add": 1, "clone": 1})
+
+
+@pytest.mark.parametrize("name", ["dense", "nexus", "snapkv", "h2o"])
+def test_a_static_step_is_always_the_same_launches_and_waits_for_nothing(name: str) -> None:
+    """What a CUDA graph may record, and what a replay of it may stand for."""
+    cache = cache_of(name) if name != "dense" else dense_cache()
+    cache.reserve(60)  # the pool's tensors stay what they are
+    feed(cache, 10)
+    assert cache.model is not None
+    assert isinstance(cache.pool, Pool)
+    step = StaticStep(cache.model, cache.pool)
+    traces: list[Trace] = []
+    whole = step._pass
+
+    def watched() -> torch.Tensor:
+        with traced() as trace:
+            logits = whole()
+        traces.append(trace)
+        return logits
+
+    step._pass = watched  # type: ignore[method-assign]
+    for token in range(20):
+        with traced() as trace:
+            step.step([cache], [token])
+        assert trace.waits == ["copy_"]  # what is fed, and where
+        cache.evict("decode")
+    assert cache.seen == 30
+    assert [trace.waits for trace in traces] == [[]] * 20
+    first, *later = [trace.launches for trace in traces]
+    assert len(first) > 5
+    assert all(launches == later[0] for launches in later)
+
+
+def dense_cache() -> EvictingCache:
+    return EvictingCache(place(tiny("qwen3-g4-kv2"), "000"), preset("dense", block_size=4))
