@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 
 from agent.batch.carry_out import carry_out
-from agent.batch.engine import now
 from agent.batch.item import Item
 from agent.batch.store import Store
 from agent.batch.table import Board
@@ -24,6 +23,7 @@ from agent.compare.tables import REPORT, report, write
 from agent.eval_command import Request, make_engine, prepare_work
 from agent.interrupts import interruptible, uninterrupted
 from agent.report import git_commit, hardware, versions
+from agent.timestamps import utc
 from agent.trajectory import write_atomic
 
 ASKED = "compare.json"  # beside the batch's own files
@@ -99,7 +99,7 @@ def run(
                 {
                     "command": "compare",
                     "argv": list(request.argv),
-                    "started": now(),
+                    "started": utc(),
                     "source": asked.source,
                     "grid": asked.grid.model_dump(mode="json"),
                     "options": items[0].options,
