@@ -86,7 +86,8 @@ def evaluate(
             min=1,
             metavar="K",
             help="Runs that share a worker's model: while one waits for its tests, others write, "
-            "and those that write do so as one batch. Each has a cache of its own.",
+            "and those that write do so as one batch. Each has its own cache; waiting for the "
+            "others is part of its time.",
             rich_help_panel=_BATCH,
         ),
     ] = 1,

@@ -227,15 +227,16 @@ def make_engine(
             workers=request.workers,
             sessions=request.sessions,
             retries=request.retries,
+            # Sessions end at what they do with the model next; a test run of theirs goes before.
+            grace=30.0 if request.sessions == 1 else 120.0,
             silence=request.silence,
             devices=() if options.device_map else _devices(options.device),
             stamp=stamp,
         )
     factory = _found(request.engine, "--engine")
-    more = {"sessions": request.sessions} if request.sessions > 1 else {}
-    engine: Engine = factory(
-        store, workers=request.workers, retries=request.retries, stamp=stamp, **more
-    )
+    if request.sessions > 1:
+        raise OptionError(f"--sessions-per-worker is for the local engine, not {request.engine}")
+    engine: Engine = factory(store, workers=request.workers, retries=request.retries, stamp=stamp)
     return engine
 
 

@@ -35,6 +35,7 @@ from cache.batch_decode import BatchDecoder
 from cache.generate import FeedOne, forward
 from cache.placement import input_device
 from cache.sampling import choose_rows
+from cache.static_step import can_capture
 
 T = TypeVar("T")
 _REPLAYED = 16  # tokens that are replayed at once
@@ -82,16 +83,13 @@ class Engine(Protocol):
 class Alone:
     """The engine of a session that has the model for itself.
 
-    static: decode by static shapes where heads hold equally much; None does so on CUDA, where that
-    makes one graph of a step, if the model's layers are torch's own (others may not be captured).
+    static: decode by static shapes where heads hold equally much; None does so where that makes
+    one CUDA graph of a step.
     """
 
     def __init__(self, model: PreTrainedModel, *, static: bool | None = None) -> None:
         self.model = model
-        if static is None:
-            quantised = getattr(model, "hf_quantizer", None) is not None
-            static = input_device(model).type == "cuda" and not quantised
-        self._static = static
+        self._static = can_capture(model) if static is None else static
         self._decoder: BatchDecoder | None = None  # of the pool that was used last
 
     def pool(self, config: AnyConfig) -> AnyPool:
@@ -188,7 +186,9 @@ class Serving:
         self.model, self.rows, self.patience = model, rows, patience
         self.steps = self.fed = 0  # batches so far, and tokens in them
         self._device = input_device(model)
-        self._share = self._device.type == "cuda" if share_pool is None else share_pool
+        on_gpu = self._device.type == "cuda"
+        self._share = on_gpu if share_pool is None else share_pool
+        self._static = not on_gpu or can_capture(model)
         self._width = rows if exact else 0
         self._decoder = BatchDecoder(model, width=self._width)
         self._shared: dict[tuple[bool, int, bool], BatchDecoder] = {}
@@ -218,7 +218,7 @@ class Serving:
             fresh = make_pool(self.model, config, rows=self.rows)
             kind = (fresh.ragged, fresh.block_size, fresh.with_sums)
             if kind not in self._shared:
-                static = isinstance(fresh, Pool)
+                static = isinstance(fresh, Pool) and self._static
                 self._shared[kind] = BatchDecoder(
                     self.model, fresh, width=self._width, static=static
                 )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cache.ragged_attention import kernel_for
+from cache.ragged_attention import UNBOUNDED, kernel_for
 
 
 def attend_rows(
@@ -58,7 +58,7 @@ def varlen_rows(
         1,
         slots,
         scale=scale,
-        window_size=(-1, 0),
+        window_size=UNBOUNDED,
         enable_gqa=query.shape[1] > heads,
         seqused_k=counts.to(torch.int32).repeat_interleave(heads),
     )

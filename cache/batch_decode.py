@@ -24,11 +24,9 @@ from cache.evicting_cache import EvictingCache
 from cache.generate import cache_keyword
 from cache.placement import input_device
 from cache.pools import AnyPool
-from cache.static_step import StaticStep
+from cache.static_step import StaticStep, can_capture
 from cache.store import Pool
-from cache.support import UnsupportedModel
-
-_SHARED_ROPE = ("dynamic", "longrope")
+from cache.support import UnsupportedModel, shared_rotation
 
 
 class BatchDecoder:
@@ -39,7 +37,7 @@ class BatchDecoder:
         width: rows that each pass is padded to; 0 pads nothing. With a fixed width a row's logits
             do not depend, to the last bit, on how many others there are.
         static: compute all rows of `pool`, a uniform one, by static shapes (see `static_step`);
-            None does so on CUDA, where that makes one graph of a step.
+            None does so where that makes one graph of a step.
 
     Raises UnsupportedModel for a model whose rotation of one row depends on the others' lengths,
     ValueError for `static` without a uniform pool.
@@ -63,7 +61,7 @@ class BatchDecoder:
         self._blocked = gains(model)
         self._static: StaticStep | None = None
         if isinstance(pool, Pool):
-            if static if static is not None else pool.keys.is_cuda:
+            if static if static is not None else can_capture(model):
                 self._static = StaticStep(model, pool)
         elif static:
             raise ValueError("static shapes need a pool whose heads all hold equally much")
@@ -184,9 +182,8 @@ class _Batch(Cache):
 
 
 def _require_own_rotation(model: PreTrainedModel) -> None:
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    kind = rope.get("rope_type")
-    if kind in _SHARED_ROPE:
+    kind = shared_rotation(model)
+    if kind is not None:
         raise UnsupportedModel(
             f"{model.config.name_or_path or 'this model'} cannot decode several sessions as one "
             f"batch: its rotary embedding (rope_type {kind!r}) changes for all rows with the "

@@ -17,6 +17,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from cache.ragged_store import Segments
 
+# With one query nothing is later; only so does the kernel share out keys among processors.
+UNBOUNDED = (-1, -1)
+
 
 def ragged_attention(
     query: torch.Tensor,
@@ -72,7 +75,7 @@ def varlen(
         length,
         max(segments.lengths),
         scale=scale,
-        window_size=(-1, 0),  # causal, the last query seeing all keys
+        window_size=UNBOUNDED if length == 1 else (-1, 0),  # causal, the last query seeing all keys
         enable_gqa=packed.shape[1] > 1,
         seqused_k=torch.tensor(segments.lengths, dtype=torch.int32, device=device),
     )

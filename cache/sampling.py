@@ -79,7 +79,8 @@ def choose_at_once(
         (logits.double() / temperature).softmax(-1).sort(descending=True, stable=True)
     )
     cumulated = probabilities.cumsum(-1)
-    last = (cumulated - probabilities < top_p).sum(-1, keepdim=True) - 1
+    # At least the first; with NaNs none would, and an index of -1 is the end of a CUDA process.
+    last = ((cumulated - probabilities < top_p).sum(-1, keepdim=True) - 1).clamp_min(0)
     target = draw * cumulated.gather(-1, last)
     index = torch.searchsorted(cumulated, target, right=True).minimum(last)
     drawn = tokens.gather(-1, index).squeeze(-1)

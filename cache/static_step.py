@@ -9,6 +9,7 @@ is.
 
 from __future__ import annotations
 
+import gc
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -21,7 +22,22 @@ from cache.attention import mark_batch
 from cache.batch_attention import attend_rows
 from cache.evicting_cache import EvictingCache
 from cache.generate import cache_keyword
+from cache.placement import all_devices
 from cache.store import Pool
+from cache.support import shared_rotation
+
+
+def can_capture(model: PreTrainedModel) -> bool:
+    """Whether a step of `model` can be one CUDA graph: it is on one GPU, its layers are torch's
+    own, and no hook moves what they compute."""
+    devices = all_devices(model)
+    return (
+        len(devices) == 1
+        and devices[0].type == "cuda"
+        and getattr(model, "hf_quantizer", None) is None
+        and shared_rotation(model) is None
+        and not any(hasattr(module, "_hf_hook") for module in model.modules())
+    )
 
 
 class StaticStep:
@@ -39,6 +55,8 @@ class StaticStep:
         self._batch = _Rows(pool, self._inputs[2])
         self._planes: weakref.ref[torch.Tensor] | None = None  # the pool's, when last prepared
         self._graph: torch.cuda.CUDAGraph | None = None
+        # Its own: what torch keeps for a stream goes with the first graph that was captured on it.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._logits = torch.empty(0)
 
     def step(self, caches: Sequence[EvictingCache], tokens: Sequence[int]) -> torch.Tensor:
@@ -83,38 +101,48 @@ class StaticStep:
 
     def _prepare(self, held: Sequence[int]) -> None:
         """Get ready for the pool's tensors, which are new ones."""
-        self._graph, self._planes = None, None
+        self._graph, self._planes, self._logits = None, None, torch.empty(0)
         for row, length in enumerate(held):
             # New memory can hold anything, and no number times a NaN is zero.
             self.pool.keys[:, row, :, length:] = 0
             self.pool.values[:, row, :, length:] = 0
-        if self.pool.keys.is_cuda:
-            self._capture()
+        if self._stream is not None:
+            self._capture(self._stream)
         self._planes = weakref.ref(self.pool.keys)
         self.captures += 1
 
-    def _capture(self) -> None:
+    def _capture(self, stream: torch.cuda.Stream) -> None:
         """Record the pass as one graph. What warming up writes, the first replay writes again.
 
-        A model with layers that cannot be captured runs as it is, with a warning.
+        What cannot be captured runs as it is, with a warning.
         """
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._pass()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            # Other threads may go on meanwhile: a session that reads what its row holds, say.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._logits = self._pass()
-        except RuntimeError as error:
-            torch.cuda.synchronize()
-            why = str(error).partition("\n")[0]
-            warnings.warn(f"decoding without a CUDA graph, which is slower: {why}", stacklevel=2)
-        else:
-            self._graph = graph
+        with torch.cuda.device(stream.device):
+            before = torch.cuda.current_stream()
+            stream.wait_stream(before)
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    self._pass()
+            before.wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            gc.collect()
+            collecting = gc.isenabled()
+            gc.disable()  # an old graph that is freed meanwhile would break this one
+            try:
+                # Other threads may go on meanwhile: a session that reads what its row holds, say.
+                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                    self._logits = self._pass()
+            except RuntimeError as error:
+                torch.cuda.set_stream(before)  # a capture that cannot end leaves its own
+                torch.cuda.synchronize()
+                why = str(error).partition("\n")[0]
+                warnings.warn(
+                    f"decoding without a CUDA graph, which is slower: {why}", stacklevel=2
+                )
+            else:
+                self._graph = graph
+            finally:
+                if collecting:
+                    gc.enable()
 
 
 class _Rows(Cache):

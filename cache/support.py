@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 # Attributes by which configs announce layers that carry a state instead of keys and values.
@@ -26,6 +26,7 @@ _STATE_LAYERS = (
     "conv_L_cache",
     "attention_hidden_size",
 )
+_SHARED_ROPE = ("dynamic", "longrope")
 # Learned sinks are weights, not config; these families have them.
 _SINK_FAMILIES = frozenset({"gpt_oss"})
 
@@ -141,3 +142,10 @@ def _causal_class(config: PretrainedConfig) -> Any:
 
 def _get(config: PretrainedConfig, name: str, default: Any = None) -> Any:
     return getattr(config, name, default)
+
+
+def shared_rotation(model: PreTrainedModel) -> str | None:
+    """The rope type of a model whose rotation of all rows follows the longest; else None."""
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kind = rope.get("rope_type")
+    return kind if kind in _SHARED_ROPE else None

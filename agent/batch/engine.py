@@ -83,7 +83,8 @@ class LocalEngine:
     They end with this process, however that ends. Use it from one thread: Linux ends a process's
     child when the thread that started it is gone.
 
-    What failed beside other sessions is tried again alone: the fault may have been another's.
+    What failed beside other sessions is tried again alone: the fault may have been another's. For
+    the same reason the death of a worker with several of them is no try of any.
     """
 
     def __init__(
@@ -174,8 +175,8 @@ class LocalEngine:
             worker.give(job)
 
     def _hear(self, worker: LocalWorker, on_event: OnEvent) -> Iterator[tuple[Job, Result | None]]:
-        """What a worker said since: jobs that are over with their results. None: it is none of the
-        job's doing, and this was no try of it."""
+        """What a worker said since: jobs that are over with their results. None: it may be none of
+        the job's doing, and this was no try of it."""
         for message in worker.messages():
             kind, job = message.get("event"), worker.jobs.get(message.get("key", ""))
             if kind == "ready":
@@ -191,8 +192,12 @@ class LocalEngine:
                 self._deaths += not worker.ready
                 if self._deaths >= _START_DEATHS:
                     raise EngineError(f"workers end before they begin: {worker.last_words()}")
+            why = f"WorkerDied: {worker.last_words()}" if worker.jobs else ""
             for job in list(worker.jobs.values()):
-                yield job, self._lost(worker, job, f"WorkerDied: {worker.last_words()}")
+                if job.crowded:
+                    yield job, self._spared(worker, job, why, on_event)
+                else:
+                    yield job, self._lost(worker, job, why)
         elif self.silence and (silent := worker.silent_for(self.silence)):
             worker.kill()
             why = f"Silence: nothing was heard for {self.silence:g} s; the worker was ended"
@@ -200,10 +205,7 @@ class LocalEngine:
                 if job in silent:
                     yield job, self._lost(worker, job, why)
                 else:
-                    worker.drop(job)
-                    found = self.store.result(job.item)
-                    job.tries -= found is None
-                    yield job, found
+                    yield job, self._spared(worker, job, "another run fell silent", on_event)
 
     def _done(self, worker: LocalWorker, job: Job, message: Mapping[str, Any]) -> Result:
         if message["last"]:
@@ -212,11 +214,26 @@ class LocalEngine:
             return self._lost(worker, job, "Interrupted: the worker got a signal to end")
         return self._lost(worker, job, "ResultLost: the worker kept no result")
 
+    def _spared(self, worker: LocalWorker, job: Job, why: str, on_event: OnEvent) -> Result | None:
+        """The result that the worker kept; where there is none, this was no try of the job, and the
+        next one is made alone."""
+        worker.drop(job)
+        if (found := self._kept(job)) is not None:
+            return found
+        job.tries -= 1
+        job.alone = True
+        on_event(job.item, {"event": "retry", "error": why})
+        return None
+
+    def _kept(self, job: Job) -> Result | None:
+        """The result of this very try."""
+        found = self.store.result(job.item)
+        return found if found is not None and found.get("tries") == job.tries else None
+
     def _lost(self, worker: LocalWorker, job: Job, why: str) -> Result:
         """The result that the worker kept; where there is none, an error is kept in its place."""
         worker.drop(job)
-        found = self.store.result(job.item)
-        if found is not None:
+        if (found := self._kept(job)) is not None:
             return found
         data = {**blank(), "state": ERROR, "error": why, "started": job.started, **self.stamp}
         return self.store.write(job.item, {**data, "tries": job.tries, "ended": utc()})

@@ -27,7 +27,7 @@ class Job:
     tries: int = 0
     started: str = ""
     heard: float = 0.0  # when its worker last said something of it
-    crowded: bool = False  # something else was done beside it
+    crowded: bool = False  # in this try something else was done beside it
     alone: bool = False  # nothing else may be
 
 
@@ -110,6 +110,7 @@ class LocalWorker:
         """Start it on a job."""
         job.started = utc()
         job.heard = time.monotonic()
+        job.crowded = False
         self.jobs[job.item.key] = job
         if len(self.jobs) > 1:
             for each in self.jobs.values():

@@ -65,7 +65,9 @@ class Worker:
             threads = [thread for thread in threads if thread.is_alive()]
             name = f"session-{item.instance_id}"
             threads.append(
-                threading.Thread(target=self._do, args=(item, tries, work), name=name, daemon=True)
+                threading.Thread(
+                    target=self._session, args=(item, tries, work), name=name, daemon=True
+                )
             )
             threads[-1].start()
         told = False
@@ -84,6 +86,14 @@ class Worker:
                 continue
         return None
 
+    def _session(self, item: Item, tries: int, work: Work) -> None:
+        try:
+            self._do(item, tries, work)
+        except BaseException:  # its result could not be kept: nobody would hear of it otherwise
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
     def _do(self, item: Item, tries: int, work: Work) -> None:
         """Make the run, keep its result, and say so."""
         started, began = utc(), time.monotonic()
@@ -98,7 +108,7 @@ class Worker:
             text = f"{type(error).__name__}: {error}".strip(": ")
             result = {"state": ERROR, "error": text, "trace": traceback.format_exc()}
             traceback.print_exc()
-            spent = True
+            spent = not _harmless(error)
         finally:
             self._at_work = False
         state = str(result["state"])
@@ -108,7 +118,7 @@ class Worker:
             data["seconds"] = {**data["seconds"], "total": total}
             state = str(self._store.write(item, {**data, **self._stamp})["state"])
             spent = spent or (state == ERROR and _uses_cuda())
-        last = spent or state == INTERRUPTED
+        last = spent or state == INTERRUPTED or bool(self._stopped_by)
         self._say({"event": "done", "key": item.key, "state": state, "last": last})
 
     def _settled(self, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,6 +232,14 @@ def _end_with(parent: int) -> None:
         return  # another system: the end of the pipe has to do
     if os.getppid() != parent:
         sys.exit(_ORPHANED)
+
+
+def _harmless(error: BaseException) -> bool:
+    """Whether it leaves nothing behind in this process: a sandbox, or a task's files, could not be
+    had. (Both packages are loaded where one of them raised it.)"""
+    kinds = (("environments", "SandboxError"), ("tasks", "TaskError"))
+    found = (getattr(sys.modules.get(module), name, None) for module, name in kinds)
+    return isinstance(error, tuple(kind for kind in found if kind is not None))
 
 
 def _uses_cuda() -> bool:

@@ -13,12 +13,14 @@ from agent.interrupts import Interrupted
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Kept:
     key: Hashable
-    value: Any
     stop: Callable[[Any, str], None] | None
     end: Callable[[Any], None] | None
+    value: Any = None
+    error: BaseException | None = None  # making it failed
+    made: bool = False
     users: int = 0
 
 
@@ -48,11 +50,10 @@ class WorkerState:
 
         Another one is dropped, by `end`, before this one is made, so that both never take memory at
         once; while somebody uses the other one, it is waited for. `stop` is to make all that use it
-        end, in another thread and for the reason given. Raises Interrupted for who waits then.
+        end, in another thread and for the reason given. Raises Interrupted for who waits then, and
+        what `make` raised for all who wanted it.
         """
-        with self._change:
-            kept = self._of(what, key, make, stop, end)
-            kept.users += 1
+        kept = self._taken(what, key, _Kept(key, stop, end), make)
         try:
             value: T = kept.value
             yield value
@@ -61,33 +62,48 @@ class WorkerState:
                 kept.users -= 1
                 self._change.notify_all()
 
-    def _of(
-        self,
-        what: str,
-        key: Hashable,
-        make: Callable[[], T],
-        stop: Callable[[T, str], None] | None,
-        end: Callable[[T], None] | None,
-    ) -> _Kept:
-        while self._stopped is None:
-            kept = self._kept.get(what)
-            if kept is not None and kept.key == key:
-                return kept
-            if kept is None or not kept.users:
-                self._drop(what)
+    def _taken(self, what: str, key: Hashable, fresh: _Kept, make: Callable[[], Any]) -> _Kept:
+        """What is kept, with one user more: `fresh`, if it is not there yet."""
+        with self._change:
+            while self._stopped is None:
+                kept = self._kept.get(what)
+                if kept is None or (kept.key != key and not kept.users):
+                    del kept
+                    self._drop(what)
+                    self._kept[what] = fresh
+                    fresh.users = 1
+                    break
+                if kept.key == key and kept.made:
+                    if kept.error is not None:
+                        raise kept.error
+                    kept.users += 1
+                    return kept
                 del kept
-                self._kept[what] = _Kept(key, make(), stop, end)
-                return self._kept[what]
-            del kept
-            self._change.wait()
-        raise Interrupted(self._stopped)
+                self._change.wait()
+            else:
+                raise Interrupted(self._stopped)
+        try:
+            fresh.value = make()  # not under the lock: `stop` is not to wait for it
+        except BaseException as error:
+            fresh.error = error
+            fresh.users = 0
+            raise
+        finally:
+            with self._change:
+                fresh.made = True
+                if isinstance(fresh.error, KeyboardInterrupt):
+                    del self._kept[what]
+                self._change.notify_all()
+        if self._stopped is not None and fresh.stop is not None:
+            fresh.stop(fresh.value, self._stopped)  # it came too late for `stop`
+        return fresh
 
     def stop(self, why: str) -> None:
         """Make all sessions end."""
         with self._change:
             self._stopped = why
             for kept in self._kept.values():
-                if kept.stop is not None:
+                if kept.stop is not None and kept.made and kept.error is None:
                     kept.stop(kept.value, why)
             self._change.notify_all()
 
@@ -99,5 +115,5 @@ class WorkerState:
 
     def _drop(self, what: str) -> None:
         kept = self._kept.pop(what, None)
-        if kept is not None and kept.end is not None:
+        if kept is not None and kept.end is not None and kept.made and kept.error is None:
             kept.end(kept.value)

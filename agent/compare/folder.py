@@ -205,4 +205,5 @@ def _machine(session: Mapping[str, Any]) -> str:
     """What times depend on."""
     names = ("processor", "cores", "gpus", "torch_threads")
     told = session.get("hardware") or {}
-    return json.dumps([[told.get(name) for name in names], session.get("workers")])
+    runs = (session.get("workers"), session.get("sessions_per_worker", 1))
+    return json.dumps([[told.get(name) for name in names], *runs])

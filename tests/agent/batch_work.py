@@ -7,6 +7,7 @@ options under "do", or by instance id in the JSON of `BATCH_DO`. `BATCH_LOG` nam
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch.item import Item
+from agent.batch.store import Store
 from agent.batch.worker_state import WorkerState
 from agent.interrupts import Interrupted
 
@@ -30,6 +32,11 @@ def log(kind: str, item: Item) -> None:
     handle = os.open(os.environ["BATCH_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(handle, line.encode() + b"\n")
     os.close(handle)
+
+
+def full_disk(*_: object) -> Any:
+    """In the place of `Store.write`."""
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def wait_for_starts(number: int) -> None:
@@ -47,9 +54,9 @@ def run_item(
     tries = len(list(folder.parent.glob(f"{folder.name}.try-*")))
     do = script[min(tries, len(script) - 1)]
     assert not list(folder.iterdir())
-    log("start", item)
     # What a trajectory is to a real run: there from the beginning.
     (folder / "trajectory.jsonl").write_text("{}\n")
+    log("start", item)
     name = item.options.get("model")
     with state.use("model", name, object, stop=lambda _, why: STOPPED.set()) as made:
         return act(do, item, folder, tell, made)
@@ -60,6 +67,9 @@ def act(
 ) -> dict[str, Any]:
     """One entry of a script."""
     tell({"phase": "work", "step": 1, "resident": 100, "budget": 200})
+    if do == "full disk":  # nothing can be kept in this process any more
+        wait_for_starts(2)
+        Store.write = full_disk  # type: ignore[method-assign]
     if isinstance(do, str) and do.startswith("die with "):
         wait_for_starts(int(do[9:]))
         do = "die"

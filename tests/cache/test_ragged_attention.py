@@ -45,7 +45,7 @@ def kernel(
     seqused_k: torch.Tensor,
 ) -> torch.Tensor:
     """What the documentation of torch.nn.attention.varlen.varlen_attn says, in loops."""
-    assert window_size == (-1, 0)
+    assert window_size == ((-1, -1) if max_q == 1 else (-1, 0))
     assert (cu_seq_q.dtype, cu_seq_k.dtype, seqused_k.dtype) == (torch.int32,) * 3
     assert query.is_contiguous()
     group = query.shape[1] // key.shape[1]
@@ -60,7 +60,8 @@ def kernel(
         assert used <= max_k
         assert first + used <= int(cu_seq_k[n + 1])
         for i, row in enumerate(rows):
-            stop = first + used - (len(rows) - 1 - i)  # causal, aligned to the lower right
+            # With (-1, 0) causal, aligned to the lower right; a single query sees all either way.
+            stop = first + used - (len(rows) - 1 - i)
             for head in range(query.shape[1]):
                 logits = key[first:stop, head // group] @ query[row, head] * scale
                 out[row, head] = logits.softmax(0) @ value[first:stop, head // group]

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from test_batch_decode import CONFIGS, Boom, close, facts, opened
 from test_ragged_attention import kernel
 
-from cache import Pool, make_pool, prefill
+from cache import Pool, make_pool, prefill, static_step
 from cache.batch_attention import attend_rows, varlen_rows
 from cache.batch_decode import BatchDecoder
+from cache.static_step import can_capture
 
 UNIFORM = ["nexus", "dense", "snapkv", "seed"]
 
@@ -167,3 +168,18 @@ def test_attention_of_rows_equals_loops_and_the_kernels_arguments_say_the_same(g
     got = varlen_rows(kernel, query, keys, values, counts, 0.3)
     assert got.shape == expected.shape
     assert (got - expected).abs().max() < 1e-5
+
+
+def test_which_models_are_captured_as_a_graph(monkeypatch: pytest.MonkeyPatch):
+    """On one GPU, with layers of torch's own and nothing that moves tensors between them."""
+    assert not can_capture(tiny("llama-g4-kv1"))
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(static_step, "all_devices", lambda model: (gpu,))
+    assert can_capture(tiny("llama-g4-kv1"))
+    quantised, hooked, stretched = (tiny("llama-g4-kv1") for _ in range(3))
+    quantised.hf_quantizer = object()
+    hooked.model.layers[1]._hf_hook = object()
+    stretched.config.rope_parameters["rope_type"] = "dynamic"
+    assert not any(can_capture(model) for model in (quantised, hooked, stretched))
+    monkeypatch.setattr(static_step, "all_devices", lambda model: (gpu, torch.device("cuda", 1)))
+    assert not can_capture(tiny("llama-g4-kv1"))
