@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from transformers import PreTrainedModel
 
+from agent.int8_linear import all_quantized
 from agent.interrupts import Interrupted
 from cache import (
     AnyConfig,
@@ -163,11 +164,12 @@ class Serving:
     """The engine of up to `rows` sessions in threads.
 
     A step runs when all sessions that are writing have asked for it, or `patience` seconds after
-    the first one did. With `exact` every step is padded to `rows`, so that what a session writes
-    does not depend, to the last bit, on who else was writing; without it a step of few rows can be
-    cheaper. share_pool: sessions of one kind are rows of one pool, and where that is uniform a step
-    has static shapes; None does so on CUDA, where that is one graph. Elsewhere each has its own, as
-    the capacity of a shared one is that of the longest.
+    the first one did. With `exact` every step is padded to `rows` where that matters, so that what
+    a session writes does not depend, to the last bit, on who else was writing (8-bit layers need no
+    padding for it); without it a step of few rows can be cheaper. share_pool: sessions of one kind
+    are rows of one pool, and where that is uniform a step has static shapes; None does so on CUDA,
+    where that is one graph. Elsewhere each has its own, as the capacity of a shared one is that of
+    the longest.
 
     `stop` ends all that is asked for, and will be, with Interrupted; `close` ends the thread.
     """
@@ -189,7 +191,7 @@ class Serving:
         on_gpu = self._device.type == "cuda"
         self._share = on_gpu if share_pool is None else share_pool
         self._static = not on_gpu or can_capture(model)
-        self._width = rows if exact else 0
+        self._width = rows if exact and not all_quantized(model) else 0
         self._decoder = BatchDecoder(model, width=self._width)
         self._shared: dict[tuple[bool, int, bool], BatchDecoder] = {}
         self._change = threading.Condition()

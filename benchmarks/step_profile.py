@@ -1,7 +1,7 @@
 """Where the time of a decode step and of an eviction step goes, now and in an older version.
 
-Both versions' `cache` packages run the same script in processes of their own, in turn; the model
-has the shape of Qwen2.5-Coder-0.5B and random weights. A decode step is a token drawn (temperature
+Both versions' `cache` packages run the same script in processes of their own, in turn, with the
+same model (float32) behind the same code that it reads. A decode step is a token drawn (temperature
 0.7, top-p 0.8) and fed; evictions are taken apart from it.
 
 git worktree add /tmp/before a4accbe^
@@ -21,27 +21,23 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-_SEEN, _BUDGET, _TOP = 2560, 2048, 12
+_READ = ROOT / "environments"  # code that the model reads, this version's for both
+_SEEN, _BUDGET, _TOP, _PROFILED = 2560, 2048, 12, 8
 
 
-def child(tokens: int, threads: int) -> dict[str, Any]:
+def child(folder: Path, tokens: int, threads: int) -> dict[str, Any]:
     """Measure the `cache` package that is imported here."""
     import torch
     from torch.profiler import ProfilerActivity, profile
-    from transformers import AutoModelForCausalLM, Qwen2Config
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from cache import EvictingCache, Sampling, decode, prefill, preset
 
     torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
-        num_attention_heads=14, num_key_value_heads=2, max_position_embeddings=32_768,
-        tie_word_embeddings=True,
-    )  # fmt: skip
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted(_READ.glob("*.py")))
+    ids = AutoTokenizer.from_pretrained(folder)(text).input_ids[:_SEEN]
     cache = EvictingCache(model, preset("nexus", budget={"kind": "tokens", "tokens": _BUDGET}))
-    ids = torch.randint(151_936, (_SEEN,), generator=torch.Generator().manual_seed(0)).tolist()
     logits = prefill(model, cache, ids)
     sampling = Sampling(temperature=0.7, top_p=0.8, seed=1)
     evict, parts = cache.evict, dict[str, list[float]](decode=[], evict=[])
@@ -66,11 +62,12 @@ def child(tokens: int, threads: int) -> dict[str, Any]:
     stream = decode(model, cache, logits, sampling=sampling)
     next(stream)
     block = cache.config.block_size
-    for number in range(tokens + 2 * block):
-        profiled = number >= tokens
+    for number in range(tokens + block):
         cache.evict = step  # type: ignore[method-assign]
+        profiled = tokens <= number < tokens + _PROFILED
         around("decode", lambda: next(stream))
         del cache.evict
+        profiled = number >= tokens
         if cache.seen % block == 0:
             around("evict", lambda: evict("decode"))
     return {
@@ -98,12 +95,14 @@ def _table(found: list[Any]) -> dict[str, Any]:
     }
 
 
-def measure(place: Path, tokens: int, threads: int) -> dict[str, Any]:
+def measure(place: Path, folder: Path, tokens: int, threads: int) -> dict[str, Any]:
     """One process with the `cache` package of `place`."""
     command = [sys.executable, "-P", str(Path(__file__).resolve()), "--child"]
-    command += ["--tokens", str(tokens), "--threads", str(threads)]
-    env = {**os.environ, "PYTHONPATH": str(place), "KINETO_LOG_LEVEL": "5"}
-    done = subprocess.run(command, env=env, cwd=place, stdout=subprocess.PIPE, check=True)
+    command += ["--model", str(folder), "--tokens", str(tokens), "--threads", str(threads)]
+    env = {**os.environ, "PYTHONPATH": str(place)}
+    done = subprocess.run(command, env=env, cwd=place, capture_output=True)
+    if done.returncode:
+        raise RuntimeError(f"{place}: {done.stderr.decode(errors='replace').strip()[-2000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -158,30 +157,40 @@ def report(sides: dict[str, list[dict[str, Any]]], names: dict[str, str]) -> lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--before", type=Path, help="a checkout of the older version")
+    parser.add_argument("--model", default="qwen2.5-coder-0.5b", help="as `agent run --model`")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=160, help="timed before the profiler looks")
+    parser.add_argument("--tokens", type=int, default=96, help="timed before the profiler looks")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        print(json.dumps(child(given.tokens, given.threads)))
+        print(json.dumps(child(Path(given.model), given.tokens, given.threads)))
         return
+    from agent.models import pull, resolve
     from benchmarks import reporting
+
+    folder = pull(resolve(given.model)).folder
 
     origin = reporting.Origin()
     places = {"before": given.before, "now": ROOT} if given.before else {"now": ROOT}
     sides: dict[str, list[dict[str, Any]]] = {side: [] for side in places}
-    for number in range(given.rounds):
-        for side in list(places)[:: 1 if number % 2 else -1]:
-            print(f"round {number + 1} of {given.rounds}, {side}", file=sys.stderr)
-            sides[side].append(measure(places[side], given.tokens, given.threads))
+    try:
+        for number in range(given.rounds):
+            for side in list(places)[:: 1 if number % 2 else -1]:
+                print(f"round {number + 1} of {given.rounds}, {side}", file=sys.stderr)
+                sides[side].append(measure(places[side], folder, given.tokens, given.threads))
+    except KeyboardInterrupt:  # whole rounds stay
+        whole = min(map(len, sides.values()))
+        if not whole:
+            raise
+        sides = {side: runs[:whole] for side, runs in sides.items()}
     names = {side: _commit(place) for side, place in places.items()}
     text = "\n".join(
         [
             "# The decode step and the eviction step, before and after\n",
-            f"Shape of Qwen2.5-Coder-0.5B, random weights, float32, nexus at {_BUDGET} tokens "
-            f"behind {_SEEN}, blocks of 32. The profiler itself slows small operations down.\n",
+            f"{given.model}, float32, nexus at {_BUDGET} tokens behind {_SEEN} of code, blocks of "
+            "32. The profiler itself slows small operations down.\n",
             *origin.lines(),
             *report(sides, names),
         ]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -99,15 +100,30 @@ def profiled(
     step = _step(stream, what, ids)
     step()
     seconds = sum(step() for _ in range(steps))
-    with _profiler(model.device):
+    with _hushed(), _profiler(model.device):
         pass  # the first start is slow, and its own
     found = Profile(what, contestant.name, seen, steps, 1e3 * seconds / steps)
     sessions = [_profiler(model.device) for _ in range(steps)]
-    for session in sessions:
-        step(session)
+    with _hushed():
+        for session in sessions:
+            step(session)
     stream.close()
     _add_up(found, sessions)
     return found
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Without what the profiler's library writes to stderr at every start and stop, past Python and
+    whatever its own log level is."""
+    saved, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nothing)
 
 
 def _profiler(device: torch.device) -> profile:

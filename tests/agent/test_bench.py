@@ -337,7 +337,7 @@ def test_turns_feed_what_their_protocol_says():
 # -- profiles ------------------------------------------------------------------------------------
 
 
-def test_profiles_count_operations_of_the_step_alone():
+def test_profiles_count_operations_of_the_step_alone(capfd: pytest.CaptureFixture[str]):
     changes = {"scope": "prefill+decode", "prefill_eviction": "chunk"}
     [side] = contestants(tiny(), ["nexus"], [192], changes=changes)
     decode, evict = (
@@ -355,6 +355,7 @@ def test_profiles_count_operations_of_the_step_alone():
     [dense] = contestants(tiny(), ["dense"], [])
     with pytest.raises(ValueError, match="dense evicts nothing"):
         profiled(tiny(), dense, "evict", seen=400, steps=1)
+    assert capfd.readouterr().err == ""  # the profiler's own library is silenced
 
 
 # -- the command ---------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny_talk import CHAT, nexus, talk, tiny
 
+from agent.int8_linear import quantize_linears
 from agent.interrupts import Interrupted
 from agent.protocol import make_protocol
 from agent.serving import Alone, Serving
@@ -70,6 +71,26 @@ def test_conversations_of_all_methods_are_those_of_their_solo_runs(share):
     drawn = sum(s.end - s.start for log in logs for s in log.segments if s.kind == "sampled")
     assert serving.fed == drawn - 4 * 3  # the last one of a turn goes in front of the next
     assert serving.fed > 1.5 * serving.steps
+
+
+def test_with_8_bit_layers_no_step_is_padded_and_each_row_is_its_solo_run_to_the_bit():
+    model = tiny("qwen2")
+    quantize_linears(model)
+    serving = Serving(model, 5)
+    alone, beside = (
+        [session(model, engine, seed) for seed in range(3)] for engine in (Alone(model), serving)
+    )
+    passes: list[int] = []
+    forward = model.lm_head.forward
+    model.lm_head.forward = lambda x: passes.append(x.shape[0]) or forward(x)
+    results = in_threads(*[lambda s=s, n=n: drawn(s, 10 + 9 * n) for n, s in enumerate(beside)])
+    assert max(passes) <= 3
+    assert {1, 3} <= set(passes)  # the longest one went on by itself
+    assert results == [drawn(s, 10 + 9 * n) for n, s in enumerate(alone)]
+    for one, other in zip(alone, beside, strict=True):
+        mine, yours = one.cache.state().tensors, other.cache.state().tensors
+        assert all(torch.equal(mine[plane], yours[plane]) for plane in mine)
+    serving.close()
 
 
 @pytest.mark.parametrize("name", ["true_eviction", "full_context"])
