@@ -126,9 +126,17 @@ class StateFolder:
         return tree, home
 
     def task(self) -> dict[str, Any] | None:
-        """What `keep_base` was told of the task."""
+        """What `keep_base` was told of the task. Raises NoState for a damaged file."""
         path = self.folder / "task.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise NoState(
+                f"{path} is damaged ({error}): the run cannot go on; begin anew"
+            ) from None
+        return found
 
     def base(self) -> bytes | None:
         """The tree that the run began with, if it was kept."""

@@ -99,3 +99,12 @@ def test_what_cannot_be_saved_is_said_once_and_tried_again(kept: Kept, tmp_path:
     kept.tree = tree
     kept.turn(3)
     assert (states.newest().turn, states.newest().tree) == (3, b"1 trees")
+
+
+def test_a_damaged_note_of_the_task_is_named(tmp_path: Path) -> None:
+    states = StateFolder(tmp_path)
+    assert states.task() is None
+    states.folder.mkdir()
+    (states.folder / "task.json").write_text('{"instance": {"instance_id": "a', encoding="utf-8")
+    with pytest.raises(NoState, match=r"task\.json is damaged"):
+        states.task()
