@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import threading
 import warnings
 from dataclasses import dataclass
+
+# Filters of warnings are the process's: sessions in threads change them one after the other.
+_quiet = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,7 @@ class SyntaxFault:
 def syntax_fault(data: bytes) -> SyntaxFault | None:
     """The first fault of a Python file, or None when it parses."""
     try:
-        with warnings.catch_warnings():
+        with _quiet, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(data, "<edit>", "exec", flags=ast.PyCF_ONLY_AST, dont_inherit=True)
     except SyntaxError as error:
@@ -31,7 +35,7 @@ def syntax_fault(data: bytes) -> SyntaxFault | None:
 def parse(data: bytes) -> ast.Module | None:
     """The syntax tree of a Python file, or None when it does not parse."""
     try:
-        with warnings.catch_warnings():
+        with _quiet, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.parse(data)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
