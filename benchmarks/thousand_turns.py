@@ -152,8 +152,8 @@ def main() -> None:
             f"{given.turns} turns, first {given.layers} layers of {given.model}, "
             f"{given.method}, budget {given.budget}\n",
             *origin.lines(),
-            "The cache has room for the budget, a block, and the longest chunk that was read so far "
-            "(at most 256 tokens).\n",
+            "The cache has room for the budget, a block, and the longest chunk that was read so "
+            "far (at most 256 tokens).\n",
             table(meter),
         ]
     )
