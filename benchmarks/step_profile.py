@@ -4,8 +4,8 @@ Both versions' `cache` packages run the same script in processes of their own, i
 same model (float32) behind the same code that it reads. A decode step is a token drawn (temperature
 0.7, top-p 0.8) and fed; evictions are taken apart from it.
 
-git worktree add /tmp/before a4accbe^
-python -m benchmarks.step_profile --before /tmp/before --save
+git worktree add BEFORE a4accbe^
+python -m benchmarks.step_profile --before BEFORE --save
 """
 
 from __future__ import annotations

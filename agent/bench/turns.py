@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from agent.bench.clock import synchronize
 from agent.bench.readings import Spread, order, spread
+from agent.serving import Alone
 from agent.session import Session
-from cache import AnyConfig, Sampling, make_pool
+from cache import AnyConfig, Sampling
 
 PROTOCOLS = ("true_eviction", "full_context")
 
@@ -79,7 +80,8 @@ class _Player:
         self.vocabulary = model.config.get_text_config().vocab_size
         self.random = torch.Generator().manual_seed(script.seed)
         self.log: list[int] = []
-        self.pool = make_pool(model, side.config)
+        self.engine = Alone(model)
+        self.pool = self.engine.pool(side.config)
         self.session = self._fresh()
 
     def _fresh(self) -> Session:
@@ -89,6 +91,7 @@ class _Player:
             sampling=Sampling(),
             chunk=self.script.chunk,
             pool=self.pool,
+            engine=self.engine,
         )
 
     def play(self, turn: int) -> Turn:
