@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 _LARGEST = 127.0
+_PART = 256  # rows of a weight that are quantised at a time
 _ROWS = 256  # torch's int8 product is several times slower a row beyond this many
 
 
@@ -20,6 +21,12 @@ def quantize_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     values = values.float()
     scales = values.abs().amax(-1, keepdim=True) / _LARGEST
     return (values / scales.clamp_min(1e-12)).round_().to(torch.int8), scales
+
+
+def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`quantize_rows` in parts that stay in a core's cache, which is several times as fast."""
+    parts = [quantize_rows(part) for part in weight.split(_PART)]
+    return torch.cat([part for part, _ in parts]), torch.cat([scales for _, scales in parts])
 
 
 class Int8Linear(nn.Module):
@@ -32,7 +39,7 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight, scales = quantize_rows(linear.weight.detach())
+        weight, scales = quantize_weight(linear.weight.detach())
         self.register_buffer("weight", weight)
         self.register_buffer("scales", scales.squeeze(-1))
         bias = None if linear.bias is None else linear.bias.detach().float()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from agent.int8_linear import Int8Linear, quantize_linears, quantize_rows
+from agent.int8_linear import Int8Linear, quantize_linears, quantize_rows, quantize_weight
 
 
 @settings(max_examples=40, deadline=None)
@@ -32,6 +32,13 @@ def test_a_row_of_zeros_stays_zero() -> None:
     quantised, scales = quantize_rows(torch.zeros(2, 8))
     assert not quantised.any()
     assert not scales.any()
+
+
+@pytest.mark.parametrize("rows", [1, 255, 256, 257, 700])
+def test_a_weight_in_parts_is_quantised_as_in_one(rows: int) -> None:
+    weight = torch.randn(rows, 24).bfloat16()
+    for part, whole in zip(quantize_weight(weight), quantize_rows(weight), strict=True):
+        assert torch.equal(part, whole)
 
 
 @pytest.mark.parametrize("bias", [True, False])
