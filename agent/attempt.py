@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from agent.chat import Chat, UnbridgeableTemplate
 from agent.dialects.json_calls import JsonCalls
+from agent.engines import Engine
 from agent.keeper import KeepOptions, RunKeeper
 from agent.loop import Loop, Outcome, Watcher
 from agent.models import LoadedModel
@@ -20,7 +21,6 @@ from agent.protocol import KeptProtocol, make_protocol
 from agent.report import attempt_report, git_commit, hardware, versions
 from agent.run_options import OptionError, RunOptions
 from agent.run_state import SavedState, StateFolder
-from agent.serving import Engine
 from agent.settings import AgentSettings
 from agent.shared_prompt import SharedPrompt
 from agent.token_log import TokenLog

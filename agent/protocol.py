@@ -16,8 +16,8 @@ from typing import Literal, Protocol, get_args
 from transformers import PreTrainedModel
 
 from agent.chat import Chat
+from agent.engines import Alone, Engine
 from agent.held import held_shares
-from agent.serving import Alone, Engine
 from agent.session import Finish, Session, TurnStats
 from agent.shared_prompt import SharedPrompt
 from agent.template_history import template_ids

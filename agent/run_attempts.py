@@ -16,6 +16,7 @@ from rich.text import Text
 from agent.attempt import Attempt, attempt_data, grade_attempt, make_attempt, token_budget
 from agent.chat import Chat
 from agent.display import TerminalWatcher
+from agent.engines import Engine
 from agent.exits import ExitReason
 from agent.keeper import KeepOptions
 from agent.models import LoadedModel
@@ -23,7 +24,7 @@ from agent.parallel import LineWatcher, side_by_side
 from agent.resume import ResumedRepoTask, attempt_folders, finished_attempt
 from agent.run_options import RunOptions
 from agent.run_state import StateFolder
-from agent.serving import Engine, Serving
+from agent.serving import Serving
 from agent.setup_step import SetUp
 from agent.shared_prompt import SharedPrompt
 from agent.trajectory import write_report

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from agent.serving import Alone, Engine
+from agent.engines import Alone, Engine
 from cache import AnyConfig, AnyPool, EvictingCache, Sampling
 
 Finish = Literal["stop", "stop_text", "length"]

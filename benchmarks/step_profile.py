@@ -63,7 +63,7 @@ def child(folder: Path, tokens: int, threads: int) -> dict[str, Any]:
     next(stream)
     block = cache.config.block_size
     for number in range(tokens + block):
-        cache.evict = step  # type: ignore[method-assign]
+        cache.evict = step  # type: ignore[method-assign]  # until the token is fed
         profiled = tokens <= number < tokens + _PROFILED
         around("decode", lambda: next(stream))
         del cache.evict

@@ -226,9 +226,11 @@ class LocalEngine:
         return None
 
     def _kept(self, job: Job) -> Result | None:
-        """The result of this very try."""
+        """The result of this very try, not one that an earlier batch left."""
         found = self.store.result(job.item)
-        return found if found is not None and found.get("tries") == job.tries else None
+        if found is None or found["tries"] != job.tries or found["started"] < job.started:
+            return None
+        return found
 
     def _lost(self, worker: LocalWorker, job: Job, why: str) -> Result:
         """The result that the worker kept; where there is none, an error is kept in its place."""

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from agent.bench.clock import synchronize
 from agent.bench.readings import Spread, order, spread
-from agent.serving import Alone
+from agent.engines import Alone
 from agent.session import Session
 from cache import AnyConfig, Sampling
 

@@ -22,6 +22,7 @@ from agent.batch.item import Item
 from agent.batch.store import Store
 from agent.batch.worker_state import WorkerState
 from agent.interrupts import Interrupted
+from environments import SandboxError
 
 STOPPED = threading.Event()
 
@@ -77,6 +78,8 @@ def act(
         os.kill(os.getpid(), signal.SIGKILL)
     if do == "raise":
         raise RuntimeError("no luck")
+    if do == "no sandbox":
+        raise SandboxError("none today")
     if do == "exit":
         sys.exit(7)
     if do == "odd":

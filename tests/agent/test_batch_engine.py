@@ -20,6 +20,7 @@ from agent.batch import engine as engine_module
 from agent.batch.carry_out import carry_out
 from agent.batch.engine import EngineError, LocalEngine
 from agent.batch.item import Item
+from agent.batch.local_worker import Job
 from agent.batch.store import Result, Store
 
 HERE = Path(__file__).parent
@@ -154,6 +155,7 @@ FAULTS = {
     "odd": "TypeError: ",
     "lost": "SandboxLost: ",
     "error": "ImageMissing: no image",
+    "no sandbox": "SandboxError: none today",
     "ungraded": "Grading: too long",
 }
 
@@ -170,9 +172,11 @@ def test_no_bad_instance_ends_the_batch(store: Store, log: Path) -> None:
     assert "no luck" in found["bad-raise"]["trace"]
     assert found["before"]["state"] == found["after"]["state"] == "finished"
     assert found["after"]["verdict"]["status"] == "unresolved"
-    # What was returned as an error leaves the worker in use; what was raised does not.
+    # What was returned as an error leaves the worker in use, and so does a sandbox that could not
+    # be had; what else was raised does not.
     pids = {entry["id"]: entry["pid"] for entry in entries(log, "start")}
     assert pids["bad-lost"] == pids["bad-error"] == pids["bad-ungraded"] == pids["after"]
+    assert pids["bad-no sandbox"] == pids["after"]
     assert len(set(pids.values())) == 5
 
 
@@ -240,6 +244,20 @@ def test_a_signal_from_elsewhere_is_an_error_of_that_try(store: Store, log: Path
     aside = store.folder_of(one).with_name(f"{store.folder_of(one).name}.try-1")
     assert (aside / "patch.diff").read_text() == "half\n"
     assert json.loads((aside / "result.json").read_text())["error"].startswith("Interrupted")
+
+
+def test_a_result_of_an_earlier_batch_is_not_taken_for_that_of_a_lost_try(store: Store) -> None:
+    one = item("a")
+    job = Job(one, tries=1, started="2026-01-02T00:00:00Z")
+    engine = LocalEngine(store)
+    old = {"state": "error", "error": "old", "tries": 1, "started": "2026-01-01T23:59:59Z"}
+    for changes, same in (
+        ({}, False),
+        ({"started": "2026-01-02T00:00:00Z"}, True),
+        ({"started": "2026-01-02T00:00:01Z", "tries": 2}, False),
+    ):
+        store.write(one, {**old, **changes})
+        assert (engine._kept(job) is not None) == same, changes
 
 
 # When all is to stop

@@ -11,10 +11,11 @@ import pytest
 import torch
 from tiny_talk import CHAT, nexus, talk, tiny
 
+from agent.engines import Alone
 from agent.int8_linear import quantize_linears
 from agent.interrupts import Interrupted
 from agent.protocol import make_protocol
-from agent.serving import Alone, Serving
+from agent.serving import Serving
 from agent.session import Session
 from agent.shared_prompt import SharedPrompt
 from agent.token_log import TokenLog

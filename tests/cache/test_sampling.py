@@ -168,3 +168,10 @@ def test_a_resumed_run_goes_on_as_the_undisturbed_one():
 def test_values_out_of_range_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         Sampling(**options)
+
+
+def test_numbers_that_are_none_choose_something_in_range():
+    """An index of -1 would end a CUDA process with all its sessions."""
+    broken = torch.full((2, 6), float("nan"))
+    drawn = choose_at_once(broken, [Sampling(0.7), Sampling(1.0, top_p=0.5)], [3, 4])
+    assert all(0 <= token < 6 for token in drawn.tolist())
