@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agent.cli_errors import fail
+
 if TYPE_CHECKING:
     import docker
 
@@ -35,8 +37,7 @@ def _engine() -> Iterator[docker.DockerClient]:
         finally:
             client.close()
     except SandboxError as error:
-        Console(stderr=True).print(Text(f"error: {error}", "red"), highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
+        fail(str(error), 1)
 
 
 def _say(text: str) -> None:

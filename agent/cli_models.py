@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from agent.cli_errors import fail
+
 models_app = typer.Typer(help="List models known by name, and fetch them.", no_args_is_help=True)
 
 
@@ -82,8 +84,7 @@ def pull_model(
             source = resolve(name)
             files = pull(source, progress)
     except (ModelError, UnsupportedModel) as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from error
+        fail(str(error), 1, errors)
     except KeyboardInterrupt:
         errors.print("stopped; the same command goes on from here", markup=False)
         raise typer.Exit(130) from None

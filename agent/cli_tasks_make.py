@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from agent.cli_errors import fail
+
 if TYPE_CHECKING:
     from tasks.make import Made
 
@@ -186,11 +188,9 @@ def make(
                 made = from_commits(Path(str(repo)), str(base), str(fix), wishes, bench)
             write(made, file, force=force)
     except (TaskError, SandboxError) as error:
-        errors.print(Text(f"error: {error}", "red"), highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
+        fail(str(error), 1, errors)
     except KeyboardInterrupt:
-        errors.print(Text("error: interrupted; nothing was written", "red"), highlight=False)
-        raise typer.Exit(130) from None
+        fail("interrupted; nothing was written", 130, errors)
     if as_json:
         typer.echo(json.dumps(made.row.model_dump(mode="json") | dict(made.about), indent=2))
     else:

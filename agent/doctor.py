@@ -15,9 +15,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from agent import flags
+from agent.cli_errors import fail
 from agent.run_options import OptionError, parse_options
 
 if TYPE_CHECKING:
@@ -111,8 +111,7 @@ def _planned(values: dict[str, Any], context: int | None, errors: Console) -> Pl
     try:
         return plan(parse_options(values), context=context)
     except (OptionError, ModelError, UnsupportedModel, ValueError) as error:
-        errors.print(Text(f"error: {error}", "red"), highlight=False)
-        raise typer.Exit(2 if isinstance(error, OptionError) else 1) from error
+        fail(str(error), 2 if isinstance(error, OptionError) else 1, errors)
 
 
 def plan_rows(plan: Plan) -> list[Row]:

@@ -132,6 +132,8 @@ class StateFolder:
             return None
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(found, dict):
+                raise ValueError("it is no object")
         except ValueError as error:
             raise NoState(
                 f"{path} is damaged ({error}): the run cannot go on; begin anew"

@@ -96,9 +96,8 @@ class Serving:
         self.model, self.rows, self.patience = model, rows, patience
         self.steps = self.fed = 0  # batches so far, and tokens in them
         self._device = input_device(model)
-        on_gpu = self._device.type == "cuda"
-        self._share = on_gpu if share_pool is None else share_pool
-        self._static = not on_gpu or can_capture(model)
+        self._on_gpu = self._device.type == "cuda"
+        self._share = self._on_gpu if share_pool is None else share_pool
         self._width = rows if exact and not all_quantized(model) else 0
         self._decoder = BatchDecoder(model, width=self._width)
         self._shared: dict[tuple[bool, int, bool], BatchDecoder] = {}
@@ -128,7 +127,7 @@ class Serving:
             fresh = make_pool(self.model, config, rows=self.rows)
             kind = (fresh.ragged, fresh.block_size, fresh.with_sums)
             if kind not in self._shared:
-                static = isinstance(fresh, Pool) and self._static
+                static = isinstance(fresh, Pool) and (not self._on_gpu or can_capture(self.model))
                 self._shared[kind] = BatchDecoder(
                     self.model, fresh, width=self._width, static=static
                 )

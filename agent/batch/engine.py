@@ -165,6 +165,8 @@ class LocalEngine:
         busy = sum(len(worker.jobs) for worker in self._pool)
         share = -(-(busy + len(waiting)) // self.workers)  # what starts first does not take all
         for job in list(waiting):
+            if not any(worker.has_room for worker in self._pool):
+                return
             takers = [w for w in self._pool if len(w.jobs) < share and w.takes(job)]
             if not takers:
                 continue

@@ -95,9 +95,14 @@ class LocalWorker:
             os.close(theirs)
         self._say(start)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it can be given any job at all."""
+        return self.ready and not self._leaving and len(self.jobs) < self.sessions
+
     def takes(self, job: Job) -> bool:
         """Whether it can be given this job."""
-        if not self.ready or self._leaving or len(self.jobs) >= self.sessions:
+        if not self.has_room:
             return False
         return not self.jobs or not (job.alone or any(each.alone for each in self.jobs.values()))
 

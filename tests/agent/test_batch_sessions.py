@@ -13,10 +13,15 @@ from commands import agent
 from test_batch_engine import WORK, alive, entries, item, log, names, run, store, wait_for
 from test_cli import said
 
+from agent.batch import work
 from agent.batch.engine import LocalEngine
+from agent.batch.item import Item
 from agent.batch.store import Store
 from agent.batch.worker_state import WorkerState
 from agent.interrupts import Interrupted
+from agent.run_options import parse_options
+from agent.serving import Serving
+from tasks.source import open_source
 
 __all__ = ["log", "store"]  # fixtures
 
@@ -91,6 +96,20 @@ def test_what_raises_ends_no_other_and_the_worker_takes_nothing_new(
     begun_later = [name for name, kind in told[told.index(("bad", "end")) :] if kind == "start"]
     assert "last" in begun_later
     assert all(pids[name] != pids["bad"] for name in begun_later)
+
+
+def test_what_raised_in_company_is_tried_again_alone(store: Store, log: Path) -> None:
+    items = [item("bad", "raise", "until 6"), item("long", "after bad"), *map(item, "xyz")]
+    found = dict(run(store, items, sessions=2, retries=1)[0])
+    assert {r["state"] for r in found.values()} == {"finished"}
+    assert found["bad"]["tries"] == 2
+    lines = [(entry["kind"], entry["id"]) for entry in entries(log)]
+    again = lines.index(("start", "bad"), lines.index(("start", "bad")) + 1)
+    assert lines[again + 1] == ("end", "bad")
+    begun = Counter(name for kind, name in lines[:again] if kind == "start")
+    assert begun == Counter(name for kind, name in lines[:again] if kind == "end") + Counter(
+        ["bad"]
+    )
 
 
 def test_one_that_is_silent_costs_the_others_no_try(store: Store, log: Path) -> None:
@@ -254,6 +273,47 @@ def test_a_result_that_cannot_be_kept_ends_the_worker_and_is_heard_of(
 
 
 # The real work
+
+
+@pytest.mark.parametrize("sessions", [1, 3])
+def test_sessions_share_the_engine_and_no_tokenizer(
+    sessions: int, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[Any, Any, Any]] = []
+    together = threading.Barrier(sessions, timeout=30)
+
+    def make_attempt(task: object, loaded: Any, chat: Any, *_: Any, engine: Any, **__: Any) -> Any:
+        taken.append((loaded, chat, engine))
+        together.wait()
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(work, "make_attempt", make_attempt)
+    options = parse_options({"instance": "any", "model": str(tiny_model), "sandbox": "bubblewrap",
+                             "dtype": "float32", "device": "cpu"})  # fmt: skip
+    entry = open_source("pairs").find("tinydb-4.8.2")
+    one = Item(source="pairs", instance_id=entry.instance_id, digest=entry.digest,
+               options=options.model_dump(mode="json"))  # fmt: skip
+    state = WorkerState(sessions)
+
+    def session() -> None:
+        with pytest.raises(RuntimeError, match="enough"):
+            work.run_item(one, tmp_path, lambda _: None, state)
+
+    threads = [threading.Thread(target=session) for _ in range(sessions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len({id(loaded.model) for loaded, _, _ in taken}) == 1
+    assert len({id(loaded.tokenizer) for loaded, _, _ in taken}) == sessions
+    assert len({id(chat) for _, chat, _ in taken}) == sessions
+    [engine] = {engine for _, _, engine in taken}
+    if sessions == 1:
+        assert engine is None
+    else:
+        assert isinstance(engine, Serving)
+        assert engine.rows == sessions
+    state.close()
 
 
 def test_a_batch_of_sessions_is_the_batch_in_turn(tiny_model: Path, tmp_path: Path) -> None:

@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from agent.int8_linear import Int8Linear, quantize_linears, quantize_rows, quantize_weight
+from agent.int8_linear import (
+    Int8Linear,
+    all_quantized,
+    quantize_linears,
+    quantize_rows,
+    quantize_weight,
+)
 
 
 @settings(max_examples=40, deadline=None)
@@ -32,6 +38,16 @@ def test_a_row_of_zeros_stays_zero() -> None:
     quantised, scales = quantize_rows(torch.zeros(2, 8))
     assert not quantised.any()
     assert not scales.any()
+
+
+def test_one_layer_that_is_not_quantised_is_one_whose_rows_may_depend_on_each_other() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8)), nn.LayerNorm(8))
+    assert not all_quantized(model)
+    quantize_linears(model)
+    assert all_quantized(model)
+    model.append(nn.modules.linear.NonDynamicallyQuantizableLinear(8, 8))  # a kind of nn.Linear
+    assert not all_quantized(model)
+    assert not all_quantized(nn.LayerNorm(8))
 
 
 @pytest.mark.parametrize("rows", [1, 255, 256, 257, 700])

@@ -105,6 +105,7 @@ def test_a_damaged_note_of_the_task_is_named(tmp_path: Path) -> None:
     states = StateFolder(tmp_path)
     assert states.task() is None
     states.folder.mkdir()
-    (states.folder / "task.json").write_text('{"instance": {"instance_id": "a', encoding="utf-8")
-    with pytest.raises(NoState, match=r"task\.json is damaged"):
-        states.task()
+    for text in ('{"instance": {"instance_id": "a', '["a list"]', ""):
+        (states.folder / "task.json").write_text(text, encoding="utf-8")
+        with pytest.raises(NoState, match=r"task\.json is damaged"):
+            states.task()

@@ -11,6 +11,8 @@ import pytest
 import torch
 from tiny_talk import CHAT, nexus, talk, tiny
 
+from agent import engines as engines_module
+from agent import serving as serving_module
 from agent.engines import Alone
 from agent.int8_linear import quantize_linears
 from agent.interrupts import Interrupted
@@ -19,7 +21,9 @@ from agent.serving import Serving
 from agent.session import Session
 from agent.shared_prompt import SharedPrompt
 from agent.token_log import TokenLog
-from cache import PoolFull, Sampling, preset
+from cache import PoolFull, Sampling, batch_decode, make_pool, preset
+from cache.batch_decode import BatchDecoder
+from cache.static_step import StaticStep
 
 Outcome = Any
 
@@ -77,16 +81,24 @@ def test_conversations_of_all_methods_are_those_of_their_solo_runs(share):
 def test_with_8_bit_layers_no_step_is_padded_and_each_row_is_its_solo_run_to_the_bit():
     model = tiny("qwen2")
     quantize_linears(model)
-    serving = Serving(model, 5)
+    serving = Serving(model, 5, patience=60)
     alone, beside = (
         [session(model, engine, seed) for seed in range(3)] for engine in (Alone(model), serving)
     )
-    passes: list[int] = []
+    passes: list[int] = []  # rows of each, from here on: the prompts are read
     forward = model.lm_head.forward
     model.lm_head.forward = lambda x: passes.append(x.shape[0]) or forward(x)
-    results = in_threads(*[lambda s=s, n=n: drawn(s, 10 + 9 * n) for n, s in enumerate(beside)])
-    assert max(passes) <= 3
-    assert {1, 3} <= set(passes)  # the longest one went on by itself
+    together = threading.Barrier(3, timeout=30)
+
+    def begin(ids: list[int]) -> bool:
+        if len(ids) == 1:
+            together.wait()
+        return False
+
+    works = [lambda s=s, n=n: drawn(s, 10 + 9 * n, begin) for n, s in enumerate(beside)]
+    results = in_threads(*works)
+    # Nine tokens of each behind its first, and so on: the longest one goes on by itself.
+    assert passes == [3] * 9 + [2] * 9 + [1] * 9
     assert results == [drawn(s, 10 + 9 * n) for n, s in enumerate(alone)]
     for one, other in zip(alone, beside, strict=True):
         mine, yours = one.cache.state().tensors, other.cache.state().tensors
@@ -95,14 +107,46 @@ def test_with_8_bit_layers_no_step_is_padded_and_each_row_is_its_solo_run_to_the
 
 
 @pytest.mark.parametrize("name", ["true_eviction", "full_context"])
-def test_one_conversation_by_static_shapes_as_on_cuda(name):
+def test_one_conversation_by_static_shapes_as_on_cuda(name, monkeypatch):
     model = tiny("qwen2")
+    steps: list[StaticStep] = []
+    whole = StaticStep.step
+
+    def step(self: StaticStep, *arguments: Any) -> Any:
+        steps.append(self)
+        return whole(self, *arguments)
+
+    monkeypatch.setattr(StaticStep, "step", step)
     for number in range(4):  # the last one's heads differ in length: it has no static shapes
         alone = conversation(model, number, Alone(model), name)
         engine = Alone(model, static=True)
         assert list(conversation(model, number, engine, name).ids) == list(alone.ids)
         decoder = engine._decoder
         assert (decoder is None) == (number == 3)
+        if decoder is not None:
+            assert decoder.pool is not None
+            replies = 3 * 13  # the last id of a turn goes in front of the next one
+            assert len(steps) == replies
+            assert len({id(step) for step in steps}) == 1  # a new one would be a new graph
+        steps.clear()
+
+
+def test_where_a_step_can_be_captured_it_is_without_being_asked_for(monkeypatch):
+    model = tiny("llama")
+    for able in (True, False):
+        for module in (engines_module, serving_module, batch_decode):
+            monkeypatch.setattr(module, "can_capture", lambda _, able=able: able)
+        engine = Alone(model)
+        drawn(session(model, engine), 3)
+        assert (engine._decoder is not None) == able
+        pool = make_pool(model, CONFIGS[0])
+        assert (BatchDecoder(model, pool)._static is not None) == able
+        with Serving(model, 2, share_pool=True) as serving:
+            serving._on_gpu = True
+            decoder = serving._decoder_of(
+                session(model, serving, pool=serving.pool(CONFIGS[0])).cache
+            )
+        assert (decoder._static is not None) == able
 
 
 def engines(model: Any) -> list[Any]:
