@@ -99,7 +99,8 @@ def test_what_raises_ends_no_other_and_the_worker_takes_nothing_new(
 
 
 def test_what_raised_in_company_is_tried_again_alone(store: Store, log: Path) -> None:
-    items = [item("bad", "raise", "until 6"), item("long", "after bad"), *map(item, "xyz")]
+    items = [item("bad", "raise", "resolve"), item("long", "after bad"), *map(item, "xy")]
+    items.append(item("slow", 1.5))  # there is room beside it, which is not used
     found = dict(run(store, items, sessions=2, retries=1)[0])
     assert {r["state"] for r in found.values()} == {"finished"}
     assert found["bad"]["tries"] == 2
